@@ -1,0 +1,1 @@
+# Filled in by graft_add_plugin(); see below.
