@@ -639,6 +639,3 @@ typedef struct DLPackExchangeAPI {
 }  // DLPACK_EXTERN_C
 #endif
 #endif  // DLPACK_DLPACK_H_
-
-#else
-#error "This file should not be included when either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is defined."
