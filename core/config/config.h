@@ -1,0 +1,95 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/config/schema.h"
+#include "core/config/value.h"
+
+namespace graft {
+
+// Where a value can come from, weakest first.
+enum class Layer { builtin, recipe, file, flag };
+
+struct Origin {
+  Layer layer = Layer::builtin;
+  std::string where = "default";  // "default" | "FILE:LINE:COLUMN" | "--flag"
+};
+
+struct ConfigEntry {
+  ConfigValue value;
+  Origin origin;
+  // What was typed, for a value of a free table that came from a flag: the type there is a guess
+  // ("3" may be meant as a string), and the owner of the key can settle it.
+  std::optional<std::string> text;
+};
+
+// One resolved tree: every key of the schema has a value and an origin. Layers may be added in any
+// order; the stronger one stays, and of two equally strong ones the later.
+//
+// Whatever is wrong in a file or flag is an Error(usage) whose message starts with FILE:LINE:COLUMN
+// or the flag, and names the key, what was expected and got, and the nearest known key.
+class Config {
+ public:
+  // The schema is kept by reference and must live as long.
+  explicit Config(const Schema& schema);
+
+  void read_file(const std::filesystem::path& path, Layer layer);
+  // `name` stands in messages where a file's name would.
+  void read_text(std::string_view toml, const std::string& name, Layer layer);
+  // A flag that sets `key` from the words behind it: one word, but for lists any number, or one
+  // TOML array. `flag` is the flag as it was typed.
+  void set_flag(const std::string& key, const std::vector<std::string>& words,
+                const std::string& flag);
+  // A key of a free table that nobody gave: a plugin's default. Does nothing where there is a
+  // value.
+  void set_default(const std::string& key, const ConfigValue& value, const std::string& where);
+
+  // The value of a key of the schema; T is the alternative of its ConfigValue (a bug otherwise).
+  template <typename T>
+  const T& get(std::string_view key) const {
+    const T* value = std::get_if<T>(&at(key).value);
+    if (!value)
+      fail(ErrorKind::internal,
+           "configuration key '" + std::string(key) + "' read as another type");
+    return *value;
+  }
+  const std::string& text(std::string_view key) const { return get<std::string>(key); }
+  const ConfigEntry& at(std::string_view key) const;
+  bool given(std::string_view key) const { return at(key).origin.layer != Layer::builtin; }
+  // The entries of a free table by their (dotted) key below it.
+  std::map<std::string, ConfigEntry> table(std::string_view name) const;
+  const std::vector<Config>& rows(std::string_view name) const;
+  // Where a row started, for messages.
+  const Origin& origin() const { return origin_; }
+  const Schema& schema() const { return *schema_; }
+
+  // Every value as TOML, each with a comment that says where it came from. Read back as a file, it
+  // gives the same configuration.
+  std::string to_toml() const;
+
+ private:
+  struct Rows {
+    Origin origin;
+    std::vector<Config> list;
+  };
+  friend class TomlReader;
+
+  void put(const std::string& key, ConfigEntry entry);
+  std::string key_toml(const std::string& label, const ConfigEntry& entry) const;
+  void print_keys(std::string& out, const std::string& section) const;
+  std::string row_toml() const;
+
+  const Schema* schema_;
+  Origin origin_;
+  std::map<std::string, ConfigEntry, std::less<>> entries_;
+  std::map<std::string, Rows, std::less<>> rows_;
+};
+
+}  // namespace graft
