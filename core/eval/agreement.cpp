@@ -1,0 +1,52 @@
+#include "core/eval/agreement.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/suggest.h"
+#include "core/eval/generate.h"
+
+namespace graft {
+
+at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip, std::int64_t count,
+                          std::int64_t length, const std::string& what) {
+  const auto total = static_cast<std::int64_t>(tokens.size());
+  // A text with nothing behind the skipped part is used from its start.
+  const std::int64_t begin = total - skip >= count * length ? skip : 0;
+  const std::int64_t room = total - begin;
+  if (room < count * length)
+    fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(total) + " tokens; " + std::to_string(count) +
+                               " prompts of " + std::to_string(length) + " tokens need " + std::to_string(count * length) +
+                               " (generate.prompts, generate.prompt_length)");
+  at::Tensor prompts = at::empty({count, length}, at::kLong);
+  auto* out = prompts.data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < count; ++i)
+    out = std::copy_n(tokens.begin() + begin + i * (room / count), length, out);
+  return prompts;
+}
+
+TeacherContinuations continue_greedily(const Model& teacher, const at::Tensor& prompts, std::int64_t tokens) {
+  return {prompts, greedy(teacher, prompts, tokens)};
+}
+
+Agreement agreement(const Model& student, const TeacherContinuations& teacher) {
+  c10::InferenceMode inference;
+  const std::int64_t tokens = teacher.continuations.size(1), length = teacher.prompts.size(1);
+  Agreement result;
+  if (tokens == 0 || teacher.prompts.size(0) == 0) return result;
+  result.greedy = greedy(student, teacher.prompts, tokens).eq(teacher.continuations).to(at::kDouble).mean().item<double>();
+
+  // The teacher's continuation but its last token, so that each of its tokens is predicted once.
+  const at::Tensor ids = at::cat({teacher.prompts, teacher.continuations.narrow(1, 0, tokens - 1)}, 1);
+  const at::Tensor rows = student.hidden(ids).narrow(1, length - 1, tokens);
+  double equal = 0;
+  for (std::int64_t i = 0; i < rows.size(0); ++i)
+    equal += student.logits(rows[i]).argmax(-1).eq(teacher.continuations[i]).sum().item<double>();
+  result.forced = equal / static_cast<double>(rows.size(0) * tokens);
+  return result;
+}
+
+}  // namespace graft

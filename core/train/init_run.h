@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/abi/component.h"
+#include "core/student/token_mixer.h"
+#include "core/teacher/backbone.h"
+
+namespace graft {
+
+// What the teacher does at one layer on the calibration sequences, [N,T,...] float32. Tensors an initializer did not ask
+// for are undefined.
+struct LayerSignals {
+  at::Tensor block_input;   // [N,T,D]
+  at::Tensor block_output;  // [N,T,D]
+  at::Tensor residual;      // [N,T,D]
+  at::Tensor head_context;  // [n,T,H,d_v], n <= N sequences
+  // [count,H,T,T] of sequences from `first` on; computed when asked for, since it is large.
+  std::function<at::Tensor(std::int64_t first, std::int64_t count)> attention_probs;
+};
+
+struct InitReport {
+  std::vector<std::string> written;  // parameters the initializer set
+  std::vector<std::string> left;     // parameters that keep their defaults
+  double seconds = 0;
+};
+
+// Does the initializer want this signal, and of how many sequences (0 = all)?
+bool wants_signal(const Initializer& initializer, const std::string& name, std::int64_t* max_sequences = nullptr);
+bool wants_calibration(const Initializer& initializer);
+
+// Runs `initializer` on one layer: the teacher's parameters by role and the signals in, the mixer's parameters out.
+// Throws what the initializer reports as Error(plugin), with the layer.
+InitReport run_initializer(const Initializer& initializer, const Backbone& teacher, std::int64_t layer, TokenMixer& mixer,
+                           const LayerSignals& signals, std::uint64_t seed);
+
+}  // namespace graft

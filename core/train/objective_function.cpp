@@ -1,0 +1,80 @@
+#include "core/train/objective_function.h"
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/base/error.h"
+#include "core/student/torch_abi.h"
+
+namespace graft {
+namespace {
+
+// Runs the objective once: it gives the loss and, for the signals that want one, the gradient, which backward() only
+// has to scale.
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals, const Objective* objective,
+                            double grad_scale) {
+    const auto needs = objective->needs();
+    std::vector<at::Tensor> inputs, gradients(signals.size());
+    for (std::size_t i = 0; i < signals.size(); ++i) {
+      inputs.push_back(signals[i].defined() ? signals[i].detach().contiguous() : at::Tensor());
+      if (needs[i].want_grad != 0 && signals[i].defined() && signals[i].requires_grad())
+        gradients[i] = at::empty_like(inputs[i]);
+    }
+    at::Tensor loss = at::zeros({}, at::kFloat);
+    BorrowedTensors in(inputs), out(gradients);
+    BorrowedTensor loss_out(loss);
+    graft_objective_args args{};
+    args.struct_size = sizeof args;
+    args.n_signals = in.size();
+    args.signals = in.const_data();
+    args.grads = out.data();
+    args.loss = loss_out.get();
+    args.grad_scale = grad_scale;
+    run(*objective, args);
+    ctx->save_for_backward(gradients);
+    return loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    torch::autograd::variable_list result;
+    for (const at::Tensor& gradient : ctx->get_saved_variables())
+      result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type()) : at::Tensor());
+    result.resize(result.size() + 2);  // objective, grad_scale
+    return result;
+  }
+
+ private:
+  static void run(const Objective& objective, graft_objective_args& args) {
+    thread_local Workspace workspace;
+    graft_exec exec{};
+    exec.struct_size = sizeof exec;
+    exec.device_type = kDLCPU;
+    exec.flags = GRAFT_X_TRAINING | GRAFT_X_DETERMINISTIC;
+    exec.workspace_bytes = objective.workspace(args);
+    exec.workspace = workspace.reserve(exec.workspace_bytes);
+    objective.run(exec, args);
+  }
+};
+
+}  // namespace
+
+at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals, double grad_scale) const {
+  std::vector<at::Tensor> ordered;
+  for (const graft_signal_need& need : objective_.needs()) {
+    const auto found = signals.find(need.name);
+    const bool there = found != signals.end() && found->second.defined();
+    if (!there && need.optional == 0) {
+      std::string have;
+      for (const auto& [name, tensor] : signals)
+        if (tensor.defined()) have += (have.empty() ? "" : ", ") + name;
+      fail(ErrorKind::plugin, "objective '" + objective_.label() + "' needs signal " + need.name + "; this stage has: " + have);
+    }
+    ordered.push_back(there ? found->second : at::Tensor());
+  }
+  return Function::apply(at::TensorList(ordered), &objective_, grad_scale);
+}
+
+}  // namespace graft
