@@ -1,7 +1,7 @@
 # FindLibTorch: LibTorch as CMake targets, without the CUDA Toolkit that TorchConfig.cmake asks for.
 #
 #   find_package(LibTorch REQUIRED)     ->  LibTorch::torch  (libtorch_cpu + libc10, headers as SYSTEM)
-#   LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_LIBRARY_DIR
+#   LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_LIBRARY_DIR; LibTorch_REASON when not found
 #
 # Searched in this order; the first folder that holds a LibTorch is taken, and refused if too old:
 #   1. -DLibTorch_ROOT / environment LibTorch_ROOT, then environment GRAFT_LIBTORCH
@@ -49,33 +49,43 @@ function(_libtorch_read_version root out)
 endfunction()
 
 get_filename_component(_lt_deps "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch" ABSOLUTE)
-set(_lt_env_prefix "$ENV{CMAKE_PREFIX_PATH}")
-string(REPLACE ":" ";" _lt_env_prefix "${_lt_env_prefix}")
+set(_lt_way_out "run scripts/setup.sh, or name yours with -DCMAKE_PREFIX_PATH=/path/to/libtorch")
 set(_lt_root "")
-foreach(_lt_prefix IN ITEMS "${LibTorch_ROOT}" "$ENV{LibTorch_ROOT}" "$ENV{GRAFT_LIBTORCH}"
-                            ${CMAKE_PREFIX_PATH} ${_lt_env_prefix} "${_lt_deps}")
-  if(_lt_prefix)
+set(_lt_usable FALSE)
+set(_lt_reason "")
+foreach(_lt_prefix IN ITEMS "${LibTorch_ROOT}" "$ENV{LibTorch_ROOT}" "$ENV{GRAFT_LIBTORCH}")
+  if(_lt_prefix AND NOT _lt_root AND NOT _lt_reason)
     _libtorch_locate("${_lt_prefix}" _lt_root)
-    if(_lt_root)
-      break()
+    if(NOT _lt_root)
+      # Meant for LibTorch alone, so to look further would hide a slip of the pen.
+      set(_lt_reason "LibTorch_ROOT or GRAFT_LIBTORCH is ${_lt_prefix}, which holds no lib/libtorch_cpu.so with headers: correct or unset it")
     endif()
   endif()
 endforeach()
+if(NOT _lt_reason)
+  string(REPLACE ":" ";" _lt_env_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(_lt_prefix IN LISTS CMAKE_PREFIX_PATH _lt_env_prefixes _lt_deps)
+    if(NOT _lt_root)
+      _libtorch_locate("${_lt_prefix}" _lt_root)
+    endif()
+  endforeach()
+endif()
 
 set(LibTorch_ROOT_DIR "${_lt_root}")
 set(LibTorch_LIBRARY_DIR "")
 set(LibTorch_VERSION "")
-set(_lt_reason "no LibTorch in LibTorch_ROOT, GRAFT_LIBTORCH, CMAKE_PREFIX_PATH or ${_lt_deps}: run scripts/setup.sh, or name yours with -DCMAKE_PREFIX_PATH=/path/to/libtorch")
 if(_lt_root)
   set(LibTorch_LIBRARY_DIR "${_lt_root}/lib")
   _libtorch_read_version("${_lt_root}" LibTorch_VERSION)
   if(NOT LibTorch_VERSION)
-    set(_lt_reason "${_lt_root}/include has no readable torch/version.h: run scripts/setup.sh, or name another LibTorch with -DCMAKE_PREFIX_PATH=/path/to/libtorch")
+    set(_lt_reason "${_lt_root}/include has no readable torch/version.h: ${_lt_way_out}")
   elseif(LibTorch_VERSION VERSION_LESS _lt_min_version)
-    set(_lt_reason "the LibTorch in ${_lt_root} is ${LibTorch_VERSION}, but ${_lt_min_version} or newer is needed: run scripts/setup.sh, or name a newer one with -DCMAKE_PREFIX_PATH=/path/to/libtorch")
+    set(_lt_reason "the LibTorch in ${_lt_root} is ${LibTorch_VERSION}, but ${_lt_min_version} or newer is needed: ${_lt_way_out}")
   else()
     set(_lt_usable TRUE)
   endif()
+elseif(NOT _lt_reason)
+  set(_lt_reason "no LibTorch in CMAKE_PREFIX_PATH or ${_lt_deps}: ${_lt_way_out}")
 endif()
 
 include(FindPackageHandleStandardArgs)
@@ -83,8 +93,10 @@ find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT_DIR _lt_usable
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "${_lt_reason}")
+set(LibTorch_REASON "${_lt_reason}")
 
-if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+# A script (cmake -P) may ask where LibTorch is, but has no targets.
+if(LibTorch_FOUND AND NOT CMAKE_SCRIPT_MODE_FILE AND NOT TARGET LibTorch::torch)
   foreach(_lt_lib IN ITEMS c10 torch_cpu)
     add_library(LibTorch::${_lt_lib} SHARED IMPORTED)
     set_target_properties(LibTorch::${_lt_lib} PROPERTIES
@@ -104,6 +116,3 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
       INTERFACE_LINK_OPTIONS "-fopenmp")
   endif()
 endif()
-
-unset(_lt_usable)
-unset(_lt_root)
