@@ -29,7 +29,7 @@ try:
     import safetensors.numpy
     import tokenizers
 except ImportError as error:
-    sys.exit(f"get_teacher.py: {error}: run scripts/setup.sh, then .deps/venv/bin/python {sys.argv[0]}")
+    sys.exit(f"get_teacher.py: {error}: run scripts/setup.sh, then use .deps/venv/bin/python")
 
 STAMP = ".graft-source.json"
 # Raised when the files written for one and the same source change.
@@ -178,7 +178,10 @@ def make_tokenizer(
     if len(types) != len(tokens):
         raise TeacherError(f"{len(tokens)} tokens but {len(types)} token types in the GGUF file")
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    bpe = tokenizers.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs)
+    try:
+        bpe = tokenizers.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise TeacherError(f"the GGUF file's tokens and merges do not fit: {error}") from error
     tokenizer = tokenizers.Tokenizer(bpe)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
@@ -296,11 +299,11 @@ def build_from_file(gguf_file: Path, out: Path) -> bool:
     return True
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--gguf", type=Path, help="convert this file instead of the package's")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     out = Path(os.path.abspath(args.out))
     try:
         made = build_from_file(args.gguf, out) if args.gguf else build_from_package(out)

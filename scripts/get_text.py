@@ -27,7 +27,7 @@ import wheels
 try:
     import rdata
 except ImportError as error:
-    sys.exit(f"get_text.py: {error}: run scripts/setup.sh, then .deps/venv/bin/python {sys.argv[0]}")
+    sys.exit(f"get_text.py: {error}: run scripts/setup.sh, then use .deps/venv/bin/python")
 
 PACKAGE = "r-cran-janeaustenr"
 INSTALLED = Path("usr/lib/R/site-library/janeaustenr")
@@ -154,11 +154,11 @@ def write_texts(texts: dict[str, str], out: Path) -> None:
         partial.replace(out / f"{name}.txt")
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--package-dir", type=Path, help="an unpacked R package janeaustenr")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     out = Path(os.path.abspath(args.out))
     try:
         if is_made(out):

@@ -124,7 +124,7 @@ def _write_member(archive: zipfile.ZipFile, member: str, path: Path) -> None:
             sink.write(block)
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     fetch_args = commands.add_parser("fetch", help="print the path of each pinned wheel")
@@ -133,7 +133,7 @@ def main() -> int:
     unpack_args.add_argument("wheel", type=Path)
     unpack_args.add_argument("dest", type=Path)
     unpack_args.add_argument("rules", nargs="+", metavar="PATTERN[=TARGET]")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
         if args.command == "fetch":
             print(*fetch(args.requirements), sep="\n")
