@@ -17,6 +17,9 @@ namespace graft {
 // that cannot be written to (missing, read-only, in the way) is ErrorKind::usage; a machine that
 // gives up in the middle (disk full, quota, I/O error) is ErrorKind::internal.
 
+// A path in single quotes for messages; control characters and invalid UTF-8 as \xNN.
+std::string quoted_path(const std::filesystem::path& path);
+
 // The bytes of a file or pipe, as they are: no newline or encoding is touched. Refuses folders,
 // devices, and more than `max_bytes`.
 std::string read_text(const std::filesystem::path& path,
@@ -55,7 +58,7 @@ class FileWriter {
   void write(std::span<const std::byte> bytes, std::string_view what = {});
   void write(std::string_view text, std::string_view what = {});
   // Bytes accepted so far.
-  std::uint64_t position() const noexcept { return position_; }
+  std::uint64_t position() const noexcept { return written_ + buffer_.size(); }
 
  private:
   friend void write_file_atomically(const std::filesystem::path& path,
@@ -68,7 +71,7 @@ class FileWriter {
   int descriptor_;
   std::string buffer_;
   std::string what_;
-  std::uint64_t position_ = 0;
+  std::uint64_t written_ = 0;
 };
 
 // Writes `path` so that other processes see the old file or the whole new one, never a part: the
@@ -104,6 +107,8 @@ class AtomicDirectory {
   void commit();
 
  private:
+  void publish();
+
   std::filesystem::path final_;
   std::filesystem::path partial_;
   bool replace_existing_;
