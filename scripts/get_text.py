@@ -52,10 +52,9 @@ def read_lazy_load(base: Path) -> dict[str, object]:
 
     Each value is a 4-byte big-endian length followed by zlib data of a serialised R object.
     """
-    index = convert_r_object(gzip.decompress(base.with_suffix(".rdx").read_bytes()))
     database = base.with_suffix(".rdb").read_bytes()
     objects = {}
-    for name, (offset, length) in index["variables"].items():
+    for name, (offset, length) in read_index(base.with_suffix(".rdx")).items():
         packed = database[int(offset) : int(offset) + int(length)]
         try:
             (size,) = struct.unpack_from(">I", packed)
@@ -66,6 +65,14 @@ def read_lazy_load(base: Path) -> dict[str, object]:
             raise TextError(f"{base}.rdb: object '{name}' has {len(value)} bytes, expected {size}")
         objects[str(name)] = convert_r_object(value)
     return objects
+
+
+def read_index(path: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (offset, length) of the objects in the .rdb file beside the .rdx file `path`."""
+    try:
+        return convert_r_object(gzip.decompress(path.read_bytes()))["variables"]
+    except Exception as error:  # rdata raises nothing narrower on damaged data
+        raise TextError(f"{path} is not the index of an R data base: {error}") from error
 
 
 def convert_r_object(serialised: bytes):

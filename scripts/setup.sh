@@ -107,8 +107,8 @@ make_environment() {
   rm -rf "$venv"
   logged "making .deps/venv" "remove $venv and run this again" "$python" -m venv "$venv"
   logged "installing scripts/requirements.txt" "check the network, then run this again" \
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --require-hashes \
-    --only-binary :all: -r "$root/scripts/requirements.txt"
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile --no-deps \
+    --require-hashes --only-binary :all: -r "$root/scripts/requirements.txt"
   printf '%s\n' "$stamp" >"$venv/.stamp"
 }
 
@@ -116,6 +116,7 @@ make_environment() {
 # and, when that one cannot be used, the reason.
 locate_libtorch() {
   cat >"$deps/locate_libtorch.cmake" <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
 find_package(LibTorch QUIET)
 message("${LibTorch_ROOT_DIR}")
 if(NOT LibTorch_FOUND)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 # What the wheels are for: the machine, not the Python that runs this script. They are only unpacked,
@@ -102,19 +103,22 @@ def unpack(wheel: Path, dest: Path, rules: list[str]) -> int:
     The part of the pattern before the last '/' is replaced by TARGET (default: nothing), so
     'torch/include/*=include' puts torch/include/a/b.h at DEST/include/a/b.h.
     """
-    count = 0
-    with zipfile.ZipFile(wheel) as archive:
-        for rule in rules:
-            pattern, _, target = rule.partition("=")
-            base = pattern.rpartition("/")[0]
-            members = fnmatch.filter(archive.namelist(), pattern)
-            if not members:
-                raise WheelError(f"{wheel.name} has no member '{pattern}'")
-            for member in members:
-                if not member.endswith("/"):
-                    _write_member(archive, member, dest / target / member[len(base) :].lstrip("/"))
-                    count += 1
-    return count
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return sum(_unpack_rule(archive, dest, rule) for rule in rules)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise WheelError(f"{wheel} is damaged: {error}") from error
+
+
+def _unpack_rule(archive: zipfile.ZipFile, dest: Path, rule: str) -> int:
+    pattern, _, target = rule.partition("=")
+    base = pattern.rpartition("/")[0]
+    files = [name for name in fnmatch.filter(archive.namelist(), pattern) if not name.endswith("/")]
+    if not files:
+        raise WheelError(f"{Path(archive.filename).name} has no member '{pattern}'")
+    for name in files:
+        _write_member(archive, name, dest / target / name[len(base) :].lstrip("/"))
+    return len(files)
 
 
 def _write_member(archive: zipfile.ZipFile, member: str, path: Path) -> None:
@@ -139,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
             print(*fetch(args.requirements), sep="\n")
         else:
             unpack(args.wheel, args.dest, args.rules)
-    except (WheelError, OSError, zipfile.BadZipFile) as error:
+    except (WheelError, OSError) as error:
         print(f"wheels.py: {error}", file=sys.stderr)
         return 1
     return 0
