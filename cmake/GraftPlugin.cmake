@@ -24,8 +24,15 @@ function(graft_build_tags out)
     # LibTorch is built with the C++11 ABI since 2.7.
     set(tags "compiler=${compiler}-${major}|cxx11abi=1|libtorch=${LibTorch_VERSION}")
   endif()
-  # A semicolon would split the value at each step on its way; it comes back where the text is written.
+  # CMake would split a value with semicolons at each step on its way: '|' stands for them until the
+  # text is written down.
   set(${out} "${tags}" PARENT_SCOPE)
+endfunction()
+
+# graft_define_build_tags(<out> <macro> <tags>): the compile definition of a C string that holds them.
+function(graft_define_build_tags out macro tags)
+  string(REPLACE "|" "\\073" text "${tags}")
+  set(${out} "${macro}=\"${text}\"" PARENT_SCOPE)
 endfunction()
 
 function(graft_add_plugin name)
@@ -59,8 +66,8 @@ function(graft_add_plugin name)
     set(tag_kind TORCH)
   endif()
   graft_build_tags(tags ${tag_kind})
-  string(REPLACE "|" "$<SEMICOLON>" tag_definition "${tags}")
-  target_compile_definitions(${name} PRIVATE "GRAFT_BUILD_TAGS=\"${tag_definition}\"")
+  graft_define_build_tags(definition GRAFT_BUILD_TAGS "${tags}")
+  target_compile_definitions(${name} PRIVATE "${definition}")
 
   set(output "${GRAFT_PLUGIN_OUTPUT_DIRECTORY}")
   if(NOT output)
