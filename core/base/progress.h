@@ -40,6 +40,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // Takes the line off the terminal, so that something else can be written; the next advance()
+  // shows it again.
+  void clear();
   // n units more are done; `note` stands at the end of the line.
   void advance(std::int64_t n = 1, const std::string& note = "");
   // The last line, with the whole time.
@@ -60,7 +63,8 @@ class Progress {
   std::int64_t total_, done_, done_before_;
   ProgressOptions options_;
   std::chrono::steady_clock::time_point started_, shown_;
-  bool shown_once_ = false, finished_ = false, line_open_ = false;
+  bool finished_ = false, line_open_ = false;
+  bool due_ = false;  // the next advance() shows the line, whatever the time
 };
 
 // "0:07", "12:30", "1:02:05"; days as hours.

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +14,7 @@
 namespace graft {
 
 // Where a value can come from, weakest first.
-enum class Layer { builtin, recipe, file, flag };
+enum class Layer : int { builtin, recipe, file, flag };
 
 struct Origin {
   Layer layer = Layer::builtin;
@@ -82,8 +81,7 @@ class Config {
   friend class TomlReader;
 
   void put(const std::string& key, ConfigEntry entry);
-  std::string key_toml(const std::string& label, const ConfigEntry& entry) const;
-  void print_keys(std::string& out, const std::string& section) const;
+  void put_rows(const std::string& name, Origin origin, std::vector<Config> list);
   std::string row_toml() const;
 
   const Schema* schema_;

@@ -18,10 +18,10 @@ struct Key {
   // Inclusive; for numbers, and for each number of a list.
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> one_of;  // for strings, and for each string of a list; empty = free
-  std::string flag;                 // a shorter flag beside --<name>: "--mixer" for mixer.name
+  std::vector<std::string> one_of{};  // for strings, and for each string of a list; empty = free
+  std::string flag{};                 // a shorter flag beside --<name>: "--mixer" for mixer.name
   std::vector<std::string>
-      synonyms;           // what people write for the last part of the name: suggested, never taken
+      synonyms{};         // what people write for the last part of the name: suggested, never taken
   bool required = false;  // must be given; the default means nothing
 
   // The type is that of the default. A list of strings also takes one string.
@@ -34,7 +34,7 @@ struct FreeTable {
   std::string name;
   std::string doc;
   std::optional<ValueType>
-      type;  // what each value must be; none = whatever the owner of the keys says
+      type{};  // what each value must be; none = whatever the owner of the keys says
 };
 
 struct RowTable;
