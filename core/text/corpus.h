@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,8 @@ namespace graft {
 struct CorpusOptions {
   // The key of each .jsonl line that holds the text.
   std::string jsonl_field = "text";
+  // Called while files are read: bytes done of bytes in all. May be empty.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
   // Where token blocks are kept between runs; empty: default_cache_dir().
   std::filesystem::path cache_dir;
 };
