@@ -127,7 +127,8 @@ class Runner {
     const Tokenizer tokenizer = Tokenizer::from_file(job_.teacher / "tokenizer.json");
     for (const std::string& message : tokenizer.notes()) say(message);
     check_vocabulary(tokenizer, config_, job_.teacher);
-    const CorpusOptions options{job_.text_field, {}};
+    CorpusOptions options;
+    options.jsonl_field = job_.text_field;
     calibration_ = std::make_unique<Corpus>(Corpus::open(job_.text, tokenizer, options));
     if (job_.eval_text.empty()) {
       texts_ = hold_out_tails(*calibration_);

@@ -45,9 +45,9 @@ OptionValue to_option(const json& value, const std::string& where) {
 json mixer_json(const Mixer& mixer) {
   json options = json::object();
   for (const auto& [key, value] : mixer.options().values()) options[key] = to_json(value);
-  const graft_desc& desc = mixer.desc();
-  return {{"id", desc.id},           {"alias", desc.alias},
-          {"version", desc.version}, {"license", desc.license},
+  const Component& component = mixer.component();
+  return {{"id", component.id},           {"alias", component.alias},
+          {"version", component.version}, {"license", component.license},
           {"param_schema", mixer.param_schema()}, {"options", options}};
 }
 
@@ -183,7 +183,7 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
     if (static_cast<std::int64_t>(plugin->param_schema()) != section.param_schema)
       fail(ErrorKind::plugin, file + ": the student's parameters follow param_schema " + std::to_string(section.param_schema) +
                                   " of mixer '" + section.mixer_id + "' (version " + section.version + "); the plugin at hand has param_schema " +
-                                  std::to_string(plugin->param_schema()) + " (version " + plugin->desc().version + ")");
+                                  std::to_string(plugin->param_schema()) + " (version " + plugin->component().version + ")");
     mixers[layer] = std::make_shared<TokenMixer>(std::move(plugin), 0);
     prefixes.push_back(mixer_prefix(config, layer));
   }

@@ -179,4 +179,11 @@ const graft_host_parallel* torch_host_parallel() {
   return &table;
 }
 
+HostServices::Settings torch_host_settings() {
+  HostServices::Settings settings;
+  settings.blas = torch_host_blas();
+  settings.parallel = torch_host_parallel();
+  return settings;
+}
+
 }  // namespace graft

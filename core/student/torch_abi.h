@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/abi/host_services.h"
 #include "graft/graft.h"
 
 namespace graft {
@@ -64,5 +65,7 @@ class Workspace {
 // graft.host-blas/1 and graft.host-parallel/1 on LibTorch's GEMM and thread pool.
 const graft_host_blas* torch_host_blas();
 const graft_host_parallel* torch_host_parallel();
+// Host services with both of them.
+HostServices::Settings torch_host_settings();
 
 }  // namespace graft
