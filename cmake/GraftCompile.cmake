@@ -51,4 +51,6 @@ function(graft_use_torch_pch target)
     target_precompile_headers(graft_torch_pch PRIVATE <torch/torch.h>)
   endif()
   target_precompile_headers(${target} REUSE_FROM graft_torch_pch)
+  # Executables would be built with -fPIE, and GCC takes no precompiled header of other flags.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fPIC>)
 endfunction()
