@@ -1,0 +1,99 @@
+// Vectors of one instruction set, for the kernels beside this file. Included once by each
+// gdn_kernel_<isa>.cpp, which is compiled for that set and defines
+//   GDN_ISA           namespace and name of the set
+//   GDN_VECTOR_BYTES  its vector width
+//   GDN_TILE_ROWS, GDN_TILE_VECTORS   accumulators of the matrix tile: rows x vectors, all in
+//   registers
+// Nothing of the standard library is used here: an inline function compiled for a wide instruction
+// set could be the copy that the linker keeps for the whole program.
+#pragma once
+
+#include <cstdint>
+
+namespace graft::gdn::GDN_ISA {
+namespace {
+
+template <class T>
+inline constexpr int64_t kLanes = GDN_VECTOR_BYTES / static_cast<int64_t>(sizeof(T));
+
+template <class T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef float type __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
+  static constexpr float kSmallestNormal = __FLT_MIN__;
+  static float exp(float x) { return __builtin_expf(x); }
+};
+template <>
+struct VectorOf<double> {
+  typedef double type __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(8), may_alias));
+  static constexpr double kSmallestNormal = __DBL_MIN__;
+  static double exp(double x) { return __builtin_exp(x); }
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+inline Vector<T>& vec(T* p) {
+  return *reinterpret_cast<Vector<T>*>(p);
+}
+template <class T>
+inline const Vector<T>& vec(const T* p) {
+  return *reinterpret_cast<const Vector<T>*>(p);
+}
+
+template <class T>
+inline T sum(const Vector<T>& v) {
+  T total = 0;
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) total += v[lane];
+  return total;
+}
+
+// Rows are padded by zeros to whole vectors.
+template <class T>
+inline int64_t padded(int64_t n) {
+  return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+}
+
+template <class T>
+inline T dot(int64_t n_padded, const T* a, const T* b) {
+  Vector<T> total = {};
+  for (int64_t c = 0; c < n_padded; c += kLanes<T>) total += vec(a + c) * vec(b + c);
+  return sum<T>(total);
+}
+
+inline Vector<double> exp(const Vector<double>& x) {
+  Vector<double> y;
+  for (int64_t lane = 0; lane < kLanes<double>; ++lane) y[lane] = __builtin_exp(x[lane]);
+  return y;
+}
+
+// exp(x) = 2^n exp(r), |r| <= ln(2)/2, with the polynomial of the Cephes library (expf): within 2
+// units in the last place. Arguments are held inside [-87.3, 88], where 2^n and the result are
+// normal numbers.
+inline Vector<float> exp(const Vector<float>& given) {
+  typedef int32_t Ints __attribute__((vector_size(GDN_VECTOR_BYTES)));
+  constexpr float kRound =
+      12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  Vector<float> x = given > 88.0f ? Vector<float>{} + 88.0f : given;
+  x = x < -87.3f ? Vector<float>{} - 87.3f : x;
+  const Vector<float> shifted = x * 1.44269504088896341f + kRound;
+  const Vector<float> n = shifted - kRound;
+  const Vector<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector<float> p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Ints power = (reinterpret_cast<Ints>(shifted) << 23) + (127 << 23);
+  return p * reinterpret_cast<Vector<float>>(power);
+}
+
+template <class T>
+inline Vector<T> sigmoid(const Vector<T>& x) {
+  return T(1) / (T(1) + exp(-x));
+}
+
+}  // namespace
+}  // namespace graft::gdn::GDN_ISA
