@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,14 +49,22 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+// A function rather than code in the macro below, which is compiled anew at every use.
+inline void expect_error(const std::function<void()>& action, ErrorKind kind,
+                         const testing::Matcher<const std::string&>& message, const char* file,
+                         int line) {
+  const testing::ScopedTrace trace(file, line, "EXPECT_GRAFT_ERROR");
+  try {
+    action();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind));
+    EXPECT_THAT(std::string(error.what()), message);
+  }
+}
+
 }  // namespace graft
 
 // The statement throws graft::Error of this kind whose message matches (a gmock matcher).
-#define EXPECT_GRAFT_ERROR(statement, expected_kind, message_matcher)           \
-  try {                                                                         \
-    statement;                                                                  \
-    ADD_FAILURE() << "no error from: " #statement;                              \
-  } catch (const ::graft::Error& error) {                                       \
-    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(expected_kind)); \
-    EXPECT_THAT(std::string(error.what()), message_matcher);                    \
-  }
+#define EXPECT_GRAFT_ERROR(statement, kind, message) \
+  ::graft::expect_error([&] { (void)(statement); }, kind, message, __FILE__, __LINE__)

@@ -16,7 +16,7 @@ namespace graft {
 void check_model_folder(const std::filesystem::path& folder);
 
 // The weights of a Hugging Face model folder: one file, or the shards an index names. When both are
-// there the one file is taken, as transformers does, and a warning is logged.
+// there the one file is taken, as transformers does. Shards left over are named in a warning.
 class Checkpoint {
  public:
   // Opens and checks every file: each tensor of the index is in its shard, each tensor of a shard
@@ -34,6 +34,9 @@ class Checkpoint {
   const std::filesystem::path& file_of(std::string_view name) const;
 
  private:
+  void open_single();
+  void open_shards();
+
   std::filesystem::path folder_;
   std::vector<SafetensorsFile> files_;
   std::unordered_map<std::string, std::size_t> file_index_;
