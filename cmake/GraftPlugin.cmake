@@ -6,7 +6,8 @@
 #     LICENSE <SPDX>             as in graft_plugin.license
 #     [ALIASES <alias>...]       of every component in it: the loader then opens the file only when one is asked for
 #     [LIBS <target>...]
-#     [TORCH])                   links LibTorch
+#     [TORCH]                    links LibTorch
+#     [NO_INSTALL])
 #
 # Makes the target <name>: <name>.so and its sidecar <name>.graftplugin.toml in GRAFT_PLUGIN_OUTPUT_DIRECTORY
 # (by default plugins/ in the build tree), both installed to lib/graft/plugins. The one symbol it exports
@@ -36,7 +37,7 @@ function(graft_define_build_tags out macro tags)
 endfunction()
 
 function(graft_add_plugin name)
-  cmake_parse_arguments(ARG "TORCH" "ID;LICENSE" "SOURCES;ALIASES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NO_INSTALL" "ID;LICENSE" "SOURCES;ALIASES;LIBS" ${ARGN})
   foreach(needed SOURCES ID LICENSE)
     if(NOT ARG_${needed})
       message(FATAL_ERROR "graft_add_plugin(${name}): ${needed} is missing")
@@ -51,7 +52,10 @@ function(graft_add_plugin name)
 
   add_library(${name} MODULE ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE graft::sdk ${ARG_LIBS})
-  target_compile_features(${name} PRIVATE cxx_std_20)
+  get_property(languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+  if("CXX" IN_LIST languages)
+    target_compile_features(${name} PRIVATE cxx_std_20)
+  endif()
   if(TARGET graft_compile_options)
     target_link_libraries(${name} PRIVATE graft_compile_options)
   endif()
@@ -79,7 +83,7 @@ function(graft_add_plugin name)
     LIBRARY_OUTPUT_DIRECTORY "${output}"
     BUILD_WITH_INSTALL_RPATH TRUE
     INSTALL_RPATH "$<$<BOOL:${ARG_TORCH}>:${LibTorch_LIBRARY_DIR}>")
-  _graft_plugin_sidecar(${name} "${output}" "${ARG_ID}" "${ARG_LICENSE}" "${tags}" "${ARG_ALIASES}")
+  _graft_plugin_sidecar(${name} "${output}" "${tags}")
 endfunction()
 
 function(_graft_plugin_hide_symbols name)
@@ -98,20 +102,22 @@ function(_graft_plugin_hide_symbols name)
   endif()
 endfunction()
 
-# The sidecar holds the file's hash, so it is written after the link, and again after an installation
-# (which may have stripped the file).
-function(_graft_plugin_sidecar name output id license tags aliases)
-  string(REPLACE ";" "|" aliases "${aliases}")
-  set(fields "-DID=${id}" "-DLICENSE=${license}" "-DTAGS=${tags}" "-DALIASES=${aliases}" "-DABI=${GRAFT_ABI}")
+# Reads the ARG_ variables of graft_add_plugin().
+function(_graft_plugin_sidecar name output tags)
+string(REPLACE ";" "|" aliases "${ARG_ALIASES}")
+  set(fields "-DID=${ARG_ID}" "-DLICENSE=${ARG_LICENSE}" "-DABI=${GRAFT_ABI}" "-DTAGS=${tags}" "-DALIASES=${aliases}")
   set(script "${GRAFT_PLUGIN_CMAKE_DIR}/GraftSidecar.cmake")
   add_custom_command(TARGET ${name} POST_BUILD
     COMMAND "${CMAKE_COMMAND}" "-DPLUGIN=$<TARGET_FILE:${name}>" ${fields} -P "${script}"
     BYPRODUCTS "${output}/${name}.graftplugin.toml"
     VERBATIM)
-  install(TARGETS ${name} LIBRARY DESTINATION lib/graft/plugins COMPONENT plugins)
-  list(JOIN fields "\" \"" quoted_fields)
-  install(CODE "
-    execute_process(COMMAND \"${CMAKE_COMMAND}\"
-      \"-DPLUGIN=\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/graft/plugins/${name}.so\"
-      \"${quoted_fields}\" -P \"${script}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT plugins)
+  if(NOT ARG_NO_INSTALL)
+    # Stripping on the way changes the file, and with it the hash in the sidecar.
+    list(JOIN fields "\" \"" fields)
+    install(TARGETS ${name} LIBRARY DESTINATION lib/graft/plugins COMPONENT plugins)
+    install(CODE "
+      execute_process(COMMAND \"${CMAKE_COMMAND}\"
+        \"-DPLUGIN=\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/graft/plugins/${name}.so\"
+        \"${fields}\" -P \"${script}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT plugins)
+  endif()
 endfunction()

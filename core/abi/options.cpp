@@ -1,6 +1,7 @@
 #include "core/abi/options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -24,11 +25,7 @@ std::string number_text(double value) {
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   // The shortest text that reads back as the same number.
   char text[32];
-  for (int digits = 1; digits <= 17; ++digits) {
-    std::snprintf(text, sizeof text, "%.*g", digits, value);
-    if (std::strtod(text, nullptr) == value) break;
-  }
-  std::string out = text;
+  std::string out(text, std::to_chars(text, text + sizeof text, value).ptr);
   if (out.find_first_of(".e") == std::string::npos) out += ".0";
   return out;
 }

@@ -5,8 +5,6 @@
 #include <dlfcn.h>
 
 #include <boost/dll/shared_library.hpp>
-#include <cstdio>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/suggest.h"
+#include "core/loader/elf_check.h"
 
 namespace graft {
 namespace {
@@ -36,16 +35,8 @@ void check_file(const std::filesystem::path& file, const std::string& label) {
   if (std::filesystem::is_directory(status)) {
     fail(ErrorKind::plugin, label + " is a folder, not a plugin file");
   }
-  // The dynamic linker's own words for a text file are "file too short" or "invalid ELF header".
-  char magic[4] = {};
-  std::ifstream in(file, std::ios::binary);
-  if (!in) fail(ErrorKind::plugin, label + " cannot be read");
-  in.read(magic, sizeof magic);
-  if (std::string(magic, sizeof magic) !=
-      "\x7f"
-      "ELF") {
-    fail(ErrorKind::plugin, label + " is not a shared library (no ELF header)");
-  }
+  const std::string fault = elf_fault(file);
+  if (!fault.empty()) fail(ErrorKind::plugin, label + " " + fault);
 }
 
 // What dlerror said, out of Boost's "... (dlerror system message: TEXT): Bad file descriptor".

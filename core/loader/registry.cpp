@@ -25,10 +25,11 @@ void check_before_opening(const Sidecar& sidecar, const fs::path& file, const Ho
   const std::uint32_t lowest = sidecar.abi_min.value_or(0);
   const std::uint32_t highest = sidecar.abi_max.value_or(0xFFFFFFFFU);
   if (GRAFT_ABI_CURRENT < lowest || GRAFT_ABI_CURRENT > highest) {
-    const std::string range = lowest == highest  ? abi_text(lowest)
-                              : !sidecar.abi_max ? abi_text(lowest) + " and later"
-                              : !sidecar.abi_min ? abi_text(highest) + " and earlier"
-                                                 : abi_text(lowest) + " to " + abi_text(highest);
+    std::string range = abi_text(lowest);
+    if (!sidecar.abi_min) range = abi_text(highest) + " and earlier";
+    if (!sidecar.abi_max) range = abi_text(lowest) + " and later";
+    if (sidecar.abi_min && sidecar.abi_max && lowest != highest)
+      range += " to " + abi_text(highest);
     fail(ErrorKind::plugin, label + " is for graft ABI " + range + " (" +
                                 quoted_path(sidecar.file) + "), but this graft speaks " +
                                 abi_text(GRAFT_ABI_CURRENT) +
@@ -130,6 +131,7 @@ void PluginRegistry::discover() {
     for (auto entry = fs::directory_iterator(place, error);
          !error && entry != fs::directory_iterator(); entry.increment(error)) {
       if (entry->path().extension() == ".so") found.push_back(entry->path());
+      if (entry->path().string().ends_with(kSidecarSuffix)) report_orphan(entry->path());
     }
     if (error)
       refused_.push_back({place, quoted_path(place) + " cannot be read: " + error.message()});
@@ -137,6 +139,15 @@ void PluginRegistry::discover() {
     std::sort(found.begin(), found.end());
     for (const fs::path& file : found) add_file(file, false);
   }
+}
+
+void PluginRegistry::report_orphan(const fs::path& sidecar) {
+  std::string name = sidecar.filename().string();
+  name.replace(name.size() - kSidecarSuffix.size(), kSidecarSuffix.size(), ".so");
+  std::error_code error;
+  if (fs::exists(sidecar.parent_path() / name, error)) return;
+  refused_.push_back({sidecar, quoted_path(sidecar) + " describes a plugin, but there is no " +
+                                   quoted(name) + " beside it"});
 }
 
 void PluginRegistry::add_file(const fs::path& path, bool named) {

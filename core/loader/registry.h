@@ -68,6 +68,7 @@ class PluginRegistry {
 
   void discover();
   void add_file(const std::filesystem::path& path, bool named);
+  void report_orphan(const std::filesystem::path& sidecar);
   void open(File& file);
   void refuse(const File& file, const std::string& cause);
   void open_those_with(const std::string& alias);

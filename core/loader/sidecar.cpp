@@ -71,7 +71,7 @@ std::optional<std::vector<std::string>> texts(const toml::table& table, std::str
 
 std::filesystem::path sidecar_path(const std::filesystem::path& plugin) {
   std::filesystem::path path = plugin;
-  return path.replace_extension(".graftplugin.toml");
+  return path.replace_extension(kSidecarSuffix);
 }
 
 Sidecar read_sidecar(const std::filesystem::path& file) {

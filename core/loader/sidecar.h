@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace graft {
@@ -16,6 +17,8 @@ struct Sidecar {
   std::optional<std::uint32_t> abi_min, abi_max;    // as GRAFT_ABI()
   std::optional<std::vector<std::string>> aliases;  // of every component in the library
 };
+
+inline constexpr std::string_view kSidecarSuffix = ".graftplugin.toml";
 
 // Where the sidecar of a plugin file lies.
 std::filesystem::path sidecar_path(const std::filesystem::path& plugin);
