@@ -1,0 +1,70 @@
+// The whole Gated DeltaNet block (arXiv 2412.06464, section 3.4), hidden state to hidden state, on
+// LibTorch tensors. It knows nothing of the plugin's ABI.
+//
+//   q, k, v = x W_q^T, x W_k^T, x W_v^T       then per stream: short conv, silu, (q, k:) RMSNorm,
+//   RoPE, L2 norm beta    = sigmoid(x W_b^T + b_b)                          [B,T,H]  write gate g
+//   = -exp(A_log) softplus(x W_a^T + dt_bias)         [B,T,H]  log decay o       = gated delta rule
+//   (gdn_chunk.h)                  [B,T,H,value_dim] y       = W_o (RMSNorm(o) silu(x W_g^T + b_g))
+//   + b_o
+//
+// Each stage exists where the options ask for it. Matrix products are done in x's dtype, everything
+// between them in float32 (float64 when x is).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+namespace graft::gdn {
+
+struct BlockOptions {
+  int64_t model_dim = 0, heads = 0, key_dim = 0, value_dim = 0;
+  bool silu_q = true, silu_k = true, silu_v = true;
+  bool qk_norm = false;  // q_norm.weight, k_norm.weight
+  double qk_norm_eps = 1e-6;
+  bool qk_l2norm = true;
+  bool rope = false;
+  std::vector<double> rope_inv_freq;  // pair i rotates entries (i, i + n) of the first 2n of a head
+  double rope_factor = 1;             // of cos and sin
+  int64_t short_conv = 0;             // width; 0 = none
+  bool conv_bias = false;
+  bool qkv_bias = false, write_gate_bias = false, o_bias = false;
+  bool output_gate = true, output_gate_bias = false, output_norm = true;
+  double norm_eps = 1e-5;
+  int64_t chunk = 64;
+};
+
+// What a sequence leaves behind. Every tensor may be undefined: a fresh sequence.
+struct BlockState {
+  at::Tensor s;  // [B,H,key_dim,value_dim]
+  at::Tensor q_tail, k_tail,
+      v_tail;                // [B,short_conv-1,channels]: the last inputs of the short convs
+  at::Tensor next_position;  // [B] int64, with RoPE: position of the next token where none is given
+};
+
+struct BlockInput {
+  at::Tensor x;  // [B,T,model]
+  BlockState state;
+  at::Tensor
+      positions;  // [B,T] int64, or undefined: counted from next_position over the real tokens
+  // [B,T] bool, true = real, or undefined: all real. A padded token is as if it were not there: its
+  // x is not read, it leaves the state as it is, and its y is 0.
+  at::Tensor pad_mask;
+};
+
+struct BlockOutput {
+  at::Tensor y;            // [B,T,model], dtype of x
+  BlockState state;        // those tensors that the options call for
+  at::Tensor head_output;  // [B,T,H,value_dim] what the recurrence gives
+  at::Tensor pre_output;   // [B,T,H*value_dim] after norm and gate, before the output projection
+};
+
+// By fla's name, e.g. "q_proj.weight"; asked only for the parameters that the options call for.
+using BlockParams = std::function<at::Tensor(std::string_view name)>;
+
+BlockOutput gdn_block(const BlockInput& in, const BlockOptions& options, const BlockParams& params);
+
+}  // namespace graft::gdn
