@@ -14,7 +14,9 @@ namespace {
 
 [[noreturn]] void bad_value(const std::string& where, const std::string& name,
                             const std::string& what) {
-  fail(ErrorKind::usage, where + ": " + name + ": " + what);
+  // A flag says the name itself.
+  const bool is_flag = where.starts_with("--");
+  fail(ErrorKind::usage, where + ": " + (is_flag ? "" : name + ": ") + what);
 }
 
 template <typename T>
@@ -75,7 +77,7 @@ void check_choice(const std::string& value, const Key& key, const std::string& w
   for (const std::string& choice : key.one_of) choices += (choices.empty() ? "" : ", ") + choice;
   const auto near = nearest(value, key.one_of);
   bad_value(where, key.name,
-            graft::quoted(value) + " is not one of " + choices +
+            quoted(value) + " is not one of " + choices +
                 (near ? " (did you mean '" + *near + "'?)" : ""));
 }
 
@@ -91,7 +93,7 @@ ConfigValue parse_list(const std::vector<std::string>& words, ValueType item_typ
       if (!value) {
         bad_value(where, name,
                   "expected " + std::string(describe_type(item_type)) +
-                      " between the commas, got " + graft::quoted(item));
+                      " between the commas, got " + quoted(item));
       }
       items.push_back(*value);
       if (item.size() == rest.size()) break;
@@ -152,14 +154,14 @@ void check_allowed(const ConfigValue& value, const Key& key, const std::string& 
 ConfigValue parse_words(const std::vector<std::string>& words, ValueType type,
                         const std::string& name, const std::string& where) {
   for (const std::string& word : words) {
-    if (!is_utf8(word)) bad_value(where, name, "the text " + graft::quoted(word) + " is not UTF-8");
+    if (!is_utf8(word)) bad_value(where, name, "the text " + quoted(word) + " is not UTF-8");
   }
   const bool is_list =
       type == ValueType::integers || type == ValueType::numbers || type == ValueType::strings;
   if (is_list && words.size() == 1 && words.front().starts_with('[')) {
     if (auto list = parse_toml_value(words.front()))
       return coerce(std::move(*list), type, name, where);
-    bad_value(where, name, graft::quoted(words.front()) + " is not a list as TOML writes it");
+    bad_value(where, name, quoted(words.front()) + " is not a list as TOML writes it");
   }
   if (type == ValueType::strings) return words;
   if (type == ValueType::integers)
@@ -178,7 +180,7 @@ ConfigValue parse_words(const std::vector<std::string>& words, ValueType type,
     return *value;
   }
   bad_value(where, name,
-            "expected " + std::string(describe_type(type)) + ", got " + graft::quoted(word));
+            "expected " + std::string(describe_type(type)) + ", got " + quoted(word));
 }
 
 }  // namespace graft

@@ -8,7 +8,7 @@
 
 namespace graft {
 
-// Both throw Error(usage) "WHERE: NAME: expected ..., got ...".
+// All throw Error(usage) "WHERE: NAME: expected ..., got ..."; where WHERE is a flag, without NAME.
 
 // `value` as the type of `name`: whole numbers serve as numbers, one string as a list of strings,
 // an empty list as any list. Nothing else is converted.

@@ -37,7 +37,7 @@ std::vector<std::string> sections(const Schema& schema) {
 
 // A comment may hold neither control characters nor anything but UTF-8.
 std::string comment(const Origin& origin) {
-  std::string text = graft::quoted(origin.where);
+  std::string text = quoted(origin.where);
   return "  # " + text.substr(1, text.size() - 2) + "\n";
 }
 
@@ -82,14 +82,14 @@ void Config::set_flag(const std::string& key, const std::vector<std::string>& wo
     return put(key, {parse_toml_value(word).value_or(std::move(text)), origin, word});
   }
   if (schema_->find_table(key) || schema_->is_section(key)) {
-    fail(ErrorKind::usage, flag + ": " + graft::quoted(key) +
+    fail(ErrorKind::usage, flag + ": " + quoted(key) +
                                " is a table; set one of its keys: --" + key + ".KEY VALUE");
   }
   if (schema_->find_row(key)) {
-    fail(ErrorKind::usage, flag + ": " + graft::quoted(key) +
+    fail(ErrorKind::usage, flag + ": " + quoted(key) +
                                " is a list of tables, which only a file can hold: [[" + key + "]]");
   }
-  fail(ErrorKind::usage, flag + ": unknown key " + graft::quoted(key) + schema_->suggestion(key));
+  fail(ErrorKind::usage, flag + ": unknown key " + quoted(key) + schema_->suggestion(key));
 }
 
 void Config::set_default(const std::string& key, const ConfigValue& value,
@@ -100,7 +100,7 @@ void Config::set_default(const std::string& key, const ConfigValue& value,
 const ConfigEntry& Config::at(std::string_view key) const {
   const auto entry = entries_.find(key);
   if (entry == entries_.end())
-    fail(ErrorKind::internal, "no configuration key " + graft::quoted(key));
+    fail(ErrorKind::internal, "no configuration key " + quoted(key));
   return entry->second;
 }
 
@@ -117,7 +117,7 @@ std::map<std::string, ConfigEntry> Config::table(std::string_view name) const {
 const std::vector<Config>& Config::rows(std::string_view name) const {
   const auto found = rows_.find(name);
   if (found == rows_.end())
-    fail(ErrorKind::internal, "no configuration rows " + graft::quoted(name));
+    fail(ErrorKind::internal, "no configuration rows " + quoted(name));
   return found->second.list;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void bad_spec(const std::string& spec, const std::string& why) {
   fail(ErrorKind::usage,
-       "keep_attention " + graft::quoted(spec) + ": " + why +
+       "keep_attention " + quoted(spec) + ": " + why +
            "; it takes none, uniform:K (layers 0, K, 2K, ...) or a list such as 0,4,8-11");
 }
 
@@ -36,8 +36,8 @@ std::vector<Range> parse_list(const std::string& spec) {
     const auto dash = item.find('-');
     const auto first = parse_number(item.substr(0, dash));
     const auto last = dash == std::string_view::npos ? first : parse_number(item.substr(dash + 1));
-    if (!first || !last) bad_spec(spec, "cannot read " + graft::quoted(item));
-    if (*last < *first) bad_spec(spec, "the range " + graft::quoted(item) + " runs backwards");
+    if (!first || !last) bad_spec(spec, "cannot read " + quoted(item));
+    if (*last < *first) bad_spec(spec, "the range " + quoted(item) + " runs backwards");
     ranges.push_back({*first, *last});
     if (item.size() == rest.size()) return ranges;
     rest.remove_prefix(item.size() + 1);

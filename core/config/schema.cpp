@@ -51,37 +51,40 @@ bool Schema::is_section(std::string_view name) const {
          std::any_of(rows.begin(), rows.end(), below);
 }
 
-std::string Schema::suggestion(std::string_view name) const {
+std::vector<std::string> Schema::siblings_of(std::string_view name) const {
   const std::string_view parent = parent_of(name);
-  const std::string last(last_part(name));
-  std::vector<std::string> siblings, all;
+  std::vector<std::string> siblings;
   const auto collect = [&](const std::string& known) {
-    all.push_back(known);
-    // What may stand beside `name`: keys of its table, and tables in it.
     if (!parent.empty() && !lies_in(known, parent)) return;
-    const std::string_view rest = parent.empty()
-                                      ? std::string_view(known)
-                                      : std::string_view(known).substr(parent.size() + 1);
-    const std::string sibling(known.substr(0, known.size() - rest.size()) +
-                              std::string(rest.substr(0, rest.find('.'))));
-    if (std::find(siblings.begin(), siblings.end(), sibling) == siblings.end())
+    const auto end = known.find('.', parent.empty() ? 0 : parent.size() + 1);
+    const std::string sibling = known.substr(0, end);
+    if (std::find(siblings.begin(), siblings.end(), sibling) == siblings.end()) {
       siblings.push_back(sibling);
+    }
   };
   for (const Key& key : keys) collect(key.name);
   for (const FreeTable& table : tables) collect(table.name);
   for (const RowTable& row : rows) collect(row.name);
+  return siblings;
+}
 
-  const auto meant = [](const std::string& known) { return " (did you mean '" + known + "'?)"; };
-  if (const auto near = nearest(name, siblings)) return meant(*near);
+std::optional<std::string> Schema::nearest_name(std::string_view name) const {
+  if (const auto near = nearest(name, siblings_of(name))) return near;
   // The right name in the wrong table, or another word for it.
+  const std::string_view parent = parent_of(name), last = last_part(name);
   for (const bool in_place : {true, false}) {
     for (const Key& key : keys) {
       if (in_place != (parent_of(key.name) == parent)) continue;
-      if (last_part(key.name) == last) return meant(key.name);
-      if (nearest(last, key.synonyms)) return meant(key.name);
+      if (last_part(key.name) == last || nearest(last, key.synonyms)) return key.name;
     }
   }
-  return did_you_mean(name, siblings.empty() ? all : siblings);
+  return std::nullopt;
+}
+
+std::string Schema::suggestion(std::string_view name) const {
+  if (const auto near = nearest_name(name)) return " (did you mean '" + *near + "'?)";
+  const std::vector<std::string> siblings = siblings_of(name);
+  return did_you_mean(name, siblings.empty() ? siblings_of("") : siblings);
 }
 
 }  // namespace graft

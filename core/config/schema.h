@@ -21,7 +21,9 @@ struct Key {
   std::vector<std::string> one_of{};  // for strings, and for each string of a list; empty = free
   std::string flag{};                 // a shorter flag beside --<name>: "--mixer" for mixer.name
   std::vector<std::string>
-      synonyms{};         // what people write for the last part of the name: suggested, never taken
+      synonyms{};  // what people write for the last part of the name: suggested, never taken
+  std::string
+      placeholder{};  // what help calls the value, for one word more telling than its type: "DIR"
   bool required = false;  // must be given; the default means nothing
 
   // The type is that of the default. A list of strings also takes one string.
@@ -52,9 +54,15 @@ struct Schema {
   const FreeTable* table_holding(std::string_view name) const;
   // Is `name` a table above known keys ("calibrate")?
   bool is_section(std::string_view name) const;
+  // The key or table that an unknown name most likely means.
+  std::optional<std::string> nearest_name(std::string_view name) const;
   // What to say behind the name of an unknown key: " (did you mean 'calibrate.lr'?)" or "; known:
   // ...".
   std::string suggestion(std::string_view name) const;
+
+ private:
+  // What may stand beside `name`: the keys of its table, and the tables in it.
+  std::vector<std::string> siblings_of(std::string_view name) const;
 };
 
 // An array of tables, each of its rows a small configuration of its own: [[baseline]].

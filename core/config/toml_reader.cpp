@@ -142,14 +142,14 @@ class TomlReader {
       return read_free_value(*free, full, key, node, config);
     }
     reject(key.source(), (node.is_table() ? "unknown table " : "unknown key ") +
-                             graft::quoted(full) + schema.suggestion(full));
+                             quoted(full) + schema.suggestion(full));
   }
 
   const toml::table& want_table(const std::string& full, const toml::key& key,
                                 const toml::node& node, const Schema& schema) const {
     if (const toml::table* table = node.as_table()) return *table;
     const bool has_name = schema.find_key(full + ".name") != nullptr;
-    reject(key.source(), graft::quoted(full) + " is a table, not a value; write " +
+    reject(key.source(), quoted(full) + " is a table, not a value; write " +
                              (has_name ? full + ".name = ..." : "[" + full + "]"));
   }
 
@@ -213,7 +213,7 @@ class TomlReader {
     const toml::array* array = node.as_array();
     const auto is_table = [](const toml::node& item) { return item.is_table(); };
     if (!array || !std::all_of(array->begin(), array->end(), is_table)) {
-      reject(key.source(), graft::quoted(rows.name) +
+      reject(key.source(), quoted(rows.name) +
                                " is a list of tables; start each row with [[" + rows.name + "]]");
     }
     std::vector<Config> list;
@@ -225,7 +225,7 @@ class TomlReader {
       for (const Key& wanted : rows.row.keys) {
         if (wanted.required && !row.given(wanted.name)) {
           reject(item.source(),
-                 "a row of [[" + rows.name + "]] lacks the key " + graft::quoted(wanted.name));
+                 "a row of [[" + rows.name + "]] lacks the key " + quoted(wanted.name));
         }
       }
     }
@@ -235,7 +235,7 @@ class TomlReader {
   // Two spellings of one dotted key are one key to us and two to TOML.
   void once(const std::string& full, const toml::key& key, const Config& config) {
     if (!seen_.emplace(&config, full).second)
-      reject(key.source(), graft::quoted(full) + " is given twice");
+      reject(key.source(), quoted(full) + " is given twice");
   }
 
   const std::string& name_;

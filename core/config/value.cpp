@@ -97,7 +97,7 @@ std::string_view describe_type(ValueType type) {
 
 std::string describe(const ConfigValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
-    std::string shown = graft::quoted(*text);
+    std::string shown = quoted(*text);
     shown.front() = shown.back() = '"';
     return "the string " + shown;
   }

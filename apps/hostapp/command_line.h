@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace graft {
+
+enum class Command { convert, eval, generate, inspect, plugins_list, plugins_info };
+
+// A flag that sets a key of the configuration.
+struct FlagValue {
+  std::string key;
+  std::vector<std::string> words;
+  std::string flag;  // as messages name it: "--mixer", "--set calibrate.lr"
+};
+
+struct CommandLine {
+  Command command = Command::convert;
+  std::string subject;  // the MODEL of eval, generate and inspect, the ID of plugins info
+  std::vector<FlagValue> flags;
+  std::vector<std::filesystem::path> config_files;
+  bool help = false, version = false, print_config = false, quiet = false;
+  int verbose = 0;
+  std::string help_text;  // of the command; without the options of plugins
+};
+
+// Throws Error(usage) that names the flag, and for an unknown one the nearest there is.
+CommandLine parse_command_line(const std::vector<std::string>& arguments);
+
+// How help and messages spell a key's flag: its short one, or "--keep-attention", "--calibrate.lr".
+std::string flag_of(const std::string& key);
+
+}  // namespace graft

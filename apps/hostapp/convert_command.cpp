@@ -1,0 +1,218 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "apps/hostapp/commands.h"
+#include "apps/hostapp/console.h"
+#include "apps/hostapp/eval_settings.h"
+#include "apps/hostapp/interrupt.h"
+#include "apps/hostapp/settings.h"
+#include "apps/hostapp/table.h"
+#include "core/base/error.h"
+#include "core/base/message.h"
+#include "core/config/layer_set.h"
+#include "core/job/main_job.h"
+#include "core/loader/registry.h"
+
+namespace graft {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+// What nothing works without, all at once, and where it comes from.
+void require_the_job(const Config& config) {
+  std::string missing, hints;
+  const auto want = [&](const std::string& key, const std::string& flag, const std::string& hint) {
+    const ConfigValue& value = config.at(key).value;
+    const auto* list = std::get_if<Strings>(&value);
+    if (list ? !list->empty() : !std::get<std::string>(value).empty()) return;
+    missing += (missing.empty() ? "" : ", ") + flag;
+    hints += "\n  " + flag + std::string(16 - std::min<std::size_t>(flag.size(), 15), ' ') + hint;
+  };
+  want("mixer.name", "--mixer NAME", "hostapp plugins list shows the mixers");
+  want("init.name", "--init NAME", "... and the initializers");
+  want("teacher", "--teacher DIR",
+       "a model in Hugging Face format; a small one: .deps/venv/bin/python scripts/get_teacher.py "
+       "DIR");
+  want("text", "--text FILE...",
+       "text to calibrate on; six novels: .deps/venv/bin/python scripts/get_text.py DIR");
+  want("out", "--out DIR", "where the student and results.json go");
+  if (!missing.empty()) fail(ErrorKind::usage, "missing: " + missing + hints);
+}
+
+[[noreturn]] void reject(const Config& config, const std::string& key, const std::string& what) {
+  fail(ErrorKind::usage, config.at(key).origin.where + ": " + key + ": " + what);
+}
+
+void check_values(const Config& config, const std::filesystem::path& missing_recipe) {
+  for (const std::string& spec : config.get<Strings>("keep_attention"))
+    check_attention_layers(spec);
+  if (config.get<Strings>("keep_attention").empty())
+    reject(config, "keep_attention", "an empty list; for no layer write \"none\"");
+  if (!config.get<bool>("calibrate.enabled")) return;
+  if (config.text("calibrate.objective.name").empty()) {
+    fail(ErrorKind::usage,
+         "calibration needs an objective: give --objective NAME, or --calibrate.enabled=false" +
+             (missing_recipe.empty()
+                  ? ""
+                  : " (there is no default recipe " + missing_recipe.string() + ")"));
+  }
+  const auto& betas = config.get<std::vector<double>>("calibrate.betas");
+  if (betas.size() != 2 || betas[0] >= 1 || betas[1] >= 1) {
+    reject(config, "calibrate.betas",
+           "expected two numbers of at least 0 and below 1, got " + to_toml(betas));
+  }
+  if (config.get<bool>("calibrate.keep_best") && !config.get<bool>("calibrate.full_batch")) {
+    reject(config, "calibrate.keep_best",
+           "losses of different batches cannot be compared; set calibrate.full_batch = true too");
+  }
+}
+
+CalibrateOptions calibrate_options(const Config& config, PluginRegistry& registry) {
+  CalibrateOptions stage;
+  stage.tokens = config.get<std::int64_t>("calibrate.tokens");
+  stage.steps = config.get<std::int64_t>("calibrate.steps");
+  stage.batch =
+      config.get<bool>("calibrate.full_batch") ? 0 : config.get<std::int64_t>("calibrate.batch");
+  stage.lr = config.get<double>("calibrate.lr");
+  for (const auto& [role, entry] : config.table("calibrate.lr_roles"))
+    stage.lr_roles[role] = std::get<double>(entry.value);
+  stage.frozen_roles = config.get<Strings>("calibrate.frozen_roles");
+  stage.schedule = config.text("calibrate.schedule");
+  stage.warmup = config.get<std::int64_t>("calibrate.warmup");
+  stage.min_lr_ratio = config.get<double>("calibrate.min_lr_ratio");
+  stage.beta1 = config.get<std::vector<double>>("calibrate.betas")[0];
+  stage.beta2 = config.get<std::vector<double>>("calibrate.betas")[1];
+  stage.weight_decay = config.get<double>("calibrate.weight_decay");
+  stage.clip = config.get<double>("calibrate.clip");
+  stage.keep_best = config.get<bool>("calibrate.keep_best");
+  stage.token_weight = config.text("calibrate.token_weight");
+  stage.position0_weight = config.get<double>("calibrate.position0_weight");
+  stage.position0_layers = config.get<std::int64_t>("calibrate.position0_layers");
+  stage.objective = config.text("calibrate.objective.name");
+  stage.objective_options =
+      plugin_options(config, "calibrate.objective.options",
+                     registry.find(ComponentKind::objective, stage.objective));
+  return stage;
+}
+
+// The asked start. `options` holds mixer.options and init.options: the configuration itself, or a
+// baseline's row.
+Recipe make_recipe(const Config& config, const Config& options, const std::string& init,
+                   const std::string& label, bool calibrate, PluginRegistry& registry) {
+  const Component& mixer = registry.find(ComponentKind::mixer, config.text("mixer.name"));
+  const Component& initializer = registry.find(ComponentKind::initializer, init);
+  Recipe recipe;
+  recipe.label = label.empty() ? initializer.alias : label;
+  recipe.mixer = {mixer.id, plugin_options(options, "mixer.options", mixer)};
+  recipe.init = {initializer.id, plugin_options(options, "init.options", initializer)};
+  recipe.init_tokens = config.get<std::int64_t>("init.tokens");
+  recipe.window = config.get<std::int64_t>("window");
+  recipe.calibrate = calibrate;
+  if (calibrate) recipe.stage = calibrate_options(config, registry);
+  return recipe;
+}
+
+std::vector<std::filesystem::path> paths(const Strings& names) {
+  return {names.begin(), names.end()};
+}
+
+MainJob make_job(const Config& config, PluginRegistry& registry) {
+  MainJob job;
+  job.teacher = config.text("teacher");
+  job.text = paths(config.get<Strings>("text"));
+  job.eval_text = paths(config.get<Strings>("eval_text"));
+  job.text_field = config.text("text_field");
+  job.out = config.text("out");
+  job.force = config.get<bool>("force");
+  job.keep = config.get<Strings>("keep_attention");
+  job.compute = config.text("matmul") == "bf16" ? Compute::bfloat16 : Compute::float32;
+  job.seed = static_cast<std::uint64_t>(config.get<std::int64_t>("seed"));
+  const bool calibrate = config.get<bool>("calibrate.enabled");
+  job.recipe = make_recipe(config, config, config.text("init.name"), "", calibrate, registry);
+  for (const Config* row : compared_baselines(config)) {
+    const bool calibrated = calibrate && row->text("stage") == "calibrate";
+    job.baselines.push_back(
+        make_recipe(config, *row, row->text("init.name"), row->text("name"), calibrated, registry));
+  }
+  job.eval = perplexity_options(config);
+  job.prompts = config.get<std::int64_t>("agreement.prompts");
+  job.prompt_length = config.get<std::int64_t>("agreement.prompt_length");
+  job.continuation = config.get<std::int64_t>("agreement.tokens");
+  job.extra_files["config.toml"] = config.to_toml();
+  return job;
+}
+
+std::string result_table(const MainJob& job, const MainJobResult& result) {
+  const bool agreed = job.prompts > 0;
+  std::vector<Strings> rows = {
+      {"start", "keeps attention", "perplexity", "agreement", "next token", "tokens", "seconds"}};
+  rows.push_back({"teacher", "all", format_figure(result.teacher.value()), agreed ? "1.00" : "-",
+                  agreed ? "1.00" : "-", "-", "-"});
+  for (const ResultRow& row : result.rows) {
+    rows.push_back({row.init + (row.stage == "calibrate" ? " + calibrate" : ""), row.keep,
+                    format_figure(row.perplexity),
+                    agreed ? format_figure(row.agreement.greedy) : "-",
+                    agreed ? format_figure(row.agreement.forced) : "-", std::to_string(row.tokens),
+                    format_figure(row.seconds)});
+  }
+  return format_table(rows);
+}
+
+// Most memory this process ever held, in GiB.
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / (1024.0 * 1024.0);
+}
+
+void print_result(const MainJob& job, const MainJobResult& result) {
+  std::cout << result_table(job, result) << "\nperplexity: " << result.held_out << "; "
+            << result.protocol << "\n";
+  if (job.prompts > 0) {
+    std::cout << "agreement with the teacher: " << result.agreement_protocol
+              << "; \"next token\" is behind the teacher's own words\n";
+  }
+  if (result.calibrate_tokens_per_second > 0) {
+    std::cout << "calibration: " << format_figure(result.calibrate_tokens_per_second)
+              << " tokens/s through one layer's training step\n";
+  }
+  std::cout << "peak memory: " << format_figure(peak_memory()) << " GiB\n"
+            << "student: " << result.student.string() << "\n"
+            << "results: " << (job.out / "results.json").string() << "\n";
+}
+
+}  // namespace
+
+void run_convert(Config config, PluginRegistry& registry, Console& console) {
+  require_the_job(config);
+  const std::filesystem::path missing_recipe = add_recipe(config, registry);
+  if (!missing_recipe.empty()) log_info("no default recipe " + missing_recipe.string());
+  require_the_job(config);  // a recipe may empty what was not given
+  check_values(config, missing_recipe);
+  add_all_plugin_defaults(config, registry);
+  const MainJob job = make_job(config, registry);
+
+  JobHooks hooks;
+  hooks.begin = [&](const std::string& phase, std::int64_t units, const std::string& unit) {
+    console.begin(phase, units, unit);
+  };
+  hooks.advance = [&](std::int64_t units, const std::string& note) {
+    console.advance(units, note);
+  };
+  hooks.say = [](const std::string& message) { log_info(message); };
+  hooks.row = [](const ResultRow& row) {
+    log_info(row.init + " (" + row.stage + "), attention kept: " + row.keep + ": perplexity " +
+             format_figure(row.perplexity));
+  };
+  hooks.should_stop = interrupted;
+  const MainJobResult result = run_main_job(job, registry, hooks);
+  console.finish();
+  print_result(job, result);
+}
+
+}  // namespace graft

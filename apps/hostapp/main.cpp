@@ -1,0 +1,130 @@
+// The command line: hostapp.
+#include <ATen/Parallel.h>
+
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "apps/hostapp/command_line.h"
+#include "apps/hostapp/commands.h"
+#include "apps/hostapp/console.h"
+#include "apps/hostapp/interrupt.h"
+#include "apps/hostapp/plugins_command.h"
+#include "apps/hostapp/settings.h"
+#include "core/abi/host_services.h"
+#include "core/base/error.h"
+#include "core/loader/registry.h"
+#include "core/student/torch_abi.h"
+#include "graft/version.h"
+
+namespace graft {
+
+void set_threads(std::int64_t threads) {
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+}
+
+namespace {
+
+HostServices::Settings host_settings() {
+  HostServices::Settings settings = torch_host_settings();
+  settings.name = "hostapp";
+  settings.should_stop = interrupted;
+  return settings;
+}
+
+// The configuration with recipe and plugins' defaults, as far as the plugins are named.
+std::string effective_configuration(Config config, PluginRegistry& registry) {
+  add_recipe(config, registry);
+  add_all_plugin_defaults(config, registry);
+  return config.to_toml();
+}
+
+// Help must not fail because of a plugin that is not there: then it says so below.
+std::string help(const CommandLine& line, Config config, PluginRegistry& registry) {
+  std::string text = line.help_text + "\n";
+  try {
+    add_recipe(config, registry);
+    const std::string plugins = help_on_plugins(config, registry);
+    text += plugins.empty()
+                ? "With --mixer and --init, the options of those plugins are listed here too.\n"
+                : plugins;
+  } catch (const Error& error) {
+    text += std::string("(options of plugins: ") + error.what() + ")\n";
+  }
+  return text;
+}
+
+void run(const CommandLine& line) {
+  if (line.version) {
+    std::cout << "hostapp " GRAFT_VERSION_STRING ", plugin ABI "
+              << GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT) << "." << GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT)
+              << ", " << host_build_tags() << "\n";
+    return;
+  }
+  Console console(line.quiet ? -1 : line.verbose);
+  catch_interrupts();
+  const Config config = read_configuration(line);
+  set_threads(config.get<std::int64_t>("threads"));
+  HostServices host(host_settings());
+  const auto registry = make_registry(config, host);
+
+  if (line.help) {
+    std::cout << help(line, config, *registry);
+  } else if (line.print_config) {
+    std::cout << effective_configuration(config, *registry);
+  } else {
+    switch (line.command) {
+      case Command::convert:
+        run_convert(config, *registry, console);
+        break;
+      case Command::eval:
+        run_eval(line.subject, config, *registry, console);
+        break;
+      case Command::generate:
+        run_generate(line.subject, config, *registry);
+        break;
+      case Command::inspect:
+        run_inspect(line.subject, line.verbose > 0);
+        break;
+      case Command::plugins_list:
+        std::cout << list_plugins(*registry);
+        break;
+      case Command::plugins_info:
+        std::cout << plugin_info(*registry, line.subject);
+        break;
+    }
+  }
+}
+
+int report(const std::string& message, int exit_code) {
+  std::cerr << "hostapp: error: " << message << std::endl;
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace graft
+
+int main(int argc, char** argv) {
+  using namespace graft;
+  try {
+    run(parse_command_line({argv + 1, argv + argc}));
+    std::cout.flush();
+    if (!std::cout)
+      return report("cannot write to standard output", static_cast<int>(ErrorKind::internal));
+    return 0;
+  } catch (const Error& error) {
+    std::cout.flush();
+    return report(error.what(), error.exit_code());
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", static_cast<int>(ErrorKind::internal));
+  } catch (const std::exception& error) {
+    // LibTorch puts a stack trace below the first line.
+    const std::string what = error.what();
+    return report("unexpected: " + what.substr(0, what.find('\n')),
+                  static_cast<int>(ErrorKind::internal));
+  } catch (...) {
+    return report("unexpected, of unknown kind", static_cast<int>(ErrorKind::internal));
+  }
+}
