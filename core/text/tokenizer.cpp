@@ -139,16 +139,18 @@ void TokenizerImpl::note_what_is_ignored(const JsonNode& root) {
 }
 
 void TokenizerImpl::note_missing_bytes(const std::string& name) {
-  int missing = 0;
-  for (int byte = 0; byte < 256; ++byte) {
+  std::string missing;
+  for (unsigned byte = 0; byte < 0xF5; ++byte) {
+    if (byte == 0xC0 || byte == 0xC1) continue;  // these, and what is above, are never in UTF-8
     std::string spelled;
     append_character(spelled, byte_to_character(static_cast<std::uint8_t>(byte)));
-    if (!model_->token_to_id(spelled)) ++missing;
+    if (model_->token_to_id(spelled)) continue;
+    constexpr std::string_view kDigits = "0123456789ABCDEF";
+    missing.append(" 0x").append(1, kDigits[byte >> 4U]).append(1, kDigits[byte & 15U]);
   }
-  if (missing > 0) {
-    notes_.push_back(name + ": model.vocab lacks " + std::to_string(missing) +
-                     " of the 256 bytes and there is no unk_token: text loses these bytes");
-  }
+  if (missing.empty()) return;
+  notes_.push_back(name + ": model.vocab has no token for the bytes" + missing +
+                   " and no unk_token: text loses them, as it does in `tokenizers`");
 }
 
 // Turns words into ids, with the cache.
