@@ -189,10 +189,9 @@ void print_result(const MainJob& job, const MainJobResult& result) {
 }  // namespace
 
 void run_convert(Config config, PluginRegistry& registry, Console& console) {
-  require_the_job(config);
   const std::filesystem::path missing_recipe = add_recipe(config, registry);
   if (!missing_recipe.empty()) log_info("no default recipe " + missing_recipe.string());
-  require_the_job(config);  // a recipe may empty what was not given
+  require_the_job(config);
   check_values(config, missing_recipe);
   add_all_plugin_defaults(config, registry);
   const MainJob job = make_job(config, registry);

@@ -46,20 +46,29 @@ void print_config(const ModelConfig& config) {
   for (const std::string& note : config.notes) print_line("note", note);
 }
 
+std::string text_of(const nlohmann::json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+// The member of that name, or null: a file may say anything.
+const nlohmann::json& member(const nlohmann::json& object, const char* name) {
+  static const nlohmann::json nothing;
+  const auto found = object.find(name);  // end() for what is no object
+  return found == object.end() ? nothing : *found;
+}
+
+void print_members(const nlohmann::json& object, const std::string& indent) {
+  if (!object.is_object()) return;
+  for (const auto& [key, value] : object.items()) print_line(indent + key, text_of(value));
+}
+
 void print_student(const nlohmann::json& section) {
-  const auto text = [](const nlohmann::json& value) {
-    return value.is_string() ? value.get<std::string>() : value.dump();
-  };
-  const nlohmann::json mixer = section.value("mixer", nlohmann::json::object());
-  print_line("mixer", text(mixer.value("alias", nlohmann::json("?"))) + " " +
-                          text(mixer.value("version", nlohmann::json("?"))) + " (" +
-                          text(mixer.value("id", nlohmann::json("?"))) + ")");
-  print_line("converted", text(section.value("layers", nlohmann::json::array())));
-  for (const auto& [key, value] : mixer.value("options", nlohmann::json::object()).items()) {
-    print_line("  " + key, text(value));
-  }
-  for (const auto& [key, value] : section.value("provenance", nlohmann::json::object()).items())
-    print_line(key, text(value));
+  const nlohmann::json& mixer = member(section, "mixer");
+  print_line("mixer", text_of(member(mixer, "alias")) + " " + text_of(member(mixer, "version")) +
+                          " (" + text_of(member(mixer, "id")) + ")");
+  print_line("converted", text_of(member(section, "layers")));
+  print_members(member(mixer, "options"), "  ");
+  print_members(member(section, "provenance"), "");
 }
 
 void print_weights(const Checkpoint& checkpoint, bool every_tensor) {
@@ -97,8 +106,8 @@ void run_inspect(const std::string& folder, bool every_tensor) {
   const Checkpoint checkpoint = Checkpoint::open(folder);
   print_line("model", folder);
   print_config(config);
-  const auto section = config.raw.find("graft");
-  if (section != config.raw.end() && section->is_object()) print_student(*section);
+  const nlohmann::json& section = member(config.raw, "graft");
+  if (section.is_object()) print_student(section);
   print_weights(checkpoint, every_tensor);
 }
 

@@ -436,6 +436,17 @@ TEST_F(HostappTest, TheDefaultCalibrationCanBeLeftOutWithoutARecipe) {
   EXPECT_EQ(done.exit_code, 0) << done.err;
 }
 
+TEST_F(HostappTest, ARecipeFileMayNameThePlugins) {
+  Words words = job(
+      {"--recipe", GRAFT_SOURCE_DIR "/recipes/gdn-taylor-paper.toml", "--calibrate.steps", "3"});
+  words.erase(words.begin(), words.begin() + 4);  // --mixer gdn --init taylor
+  const Finished done = run(words);
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_THAT(read_text(folder_ / "out/config.toml"),
+              AllOf(HasSubstr("variant = \"paper\"  # "), HasSubstr("query = 0.0001  # "),
+                    HasSubstr("keep_best = true  # ")));
+}
+
 TEST_F(HostappTest, CtrlCEndsCleanly) {
   Subprocess process(hostapp, job({"--calibrate.steps", "1000000"}), settings());
   ASSERT_TRUE(process.waits_for("converting (taylor)", 120));
