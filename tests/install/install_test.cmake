@@ -54,7 +54,7 @@ foreach(project "${prefix}/share/graft/templates/identity_c" "${prefix}/share/gr
     set(into "${WORK_DIR}/torch-prefix")
   endif()
   run("${CMAKE_COMMAND}" -S "${project}" -B "${build}" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
-      "-DCMAKE_PREFIX_PATH=${prefix};${LIBTORCH}")
+      "-DCMAKE_PREFIX_PATH=${prefix}" "-DLibTorch_ROOT=${LIBTORCH}")
   run("${CMAKE_COMMAND}" --build "${build}")
   # Strips on the way: the sidecar's hash has to follow.
   run("${CMAKE_COMMAND}" --install "${build}" --prefix "${into}" --strip)
