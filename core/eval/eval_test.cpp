@@ -132,7 +132,7 @@ TEST(Generate, StopsAtAStopTokenAndWhenTheCallerSays) {
   const Model free = golden_model(folder / "free");
   const auto ids = generate(free, some_tokens(6), 8, {}, {}, true).ids;
   ModelFiles files = ModelFiles::golden("llama");
-  files.config["eos_token_id"] = {319, ids[3]};
+  files.config["eos_token_id"] = nlohmann::json::array({ids[3]});
   files.write(folder / "stops");
   const Model stops(std::make_shared<const Backbone>(Backbone::load(folder / "stops")));
   const GenerateReport report = generate(stops, some_tokens(6), 8, {});

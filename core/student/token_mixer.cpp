@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
@@ -185,9 +186,10 @@ struct MixerCall {
 class MixerFunction : public torch::autograd::Function<MixerFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                                                at::TensorList params, const at::Tensor& positions,
-                                                const at::Tensor& pad_mask, TokenMixer* mixer,
+                                                at::TensorList params, const std::optional<at::Tensor>& positions_in,
+                                                const std::optional<at::Tensor>& pad_mask_in, TokenMixer* mixer,
                                                 std::vector<std::size_t> wanted) {
+    const at::Tensor positions = positions_in.value_or(at::Tensor()), pad_mask = pad_mask_in.value_or(at::Tensor());
     const TokenMixer::Plan plan = mixer->plan(x.size(0), x.size(1), x.scalar_type(), true);
     const at::Tensor input = x.contiguous();
     at::Tensor y = at::empty_like(input);
@@ -245,7 +247,7 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
 
     torch::autograd::variable_list result{dx};
     result.insert(result.end(), dparams.begin(), dparams.end());
-    result.resize(result.size() + 4);  // positions, pad_mask, mixer, wanted
+    result.resize(result.size() + 3 + wanted.size());  // positions, pad_mask, mixer, each of wanted
     return result;
   }
 };
@@ -260,7 +262,9 @@ MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions
   const std::vector<std::size_t> wanted = tap_indices(sizes, taps);
   if (training) {
     const std::vector<at::Tensor> params = parameter_tensors();
-    auto outputs = MixerFunction::apply(x, at::TensorList(params), positions, pad_mask, this, wanted);
+    // LibTorch takes an absent tensor as an empty optional, not as an undefined one.
+    const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+    auto outputs = MixerFunction::apply(x, at::TensorList(params), optional(positions), optional(pad_mask), this, wanted);
     return {outputs[0], {outputs.begin() + 1, outputs.end()}};
   }
   const at::Tensor input = x.contiguous();

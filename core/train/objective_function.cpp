@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <vector>
+
 #include "core/base/error.h"
 #include "core/student/torch_abi.h"
 
@@ -13,14 +15,16 @@ namespace {
 // has to scale.
 class Function : public torch::autograd::Function<Function> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals, const Objective* objective,
-                            double grad_scale) {
+  // `signals`: those that are there; place[i]: which of the objective's needs signal i meets.
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals,
+                            const std::vector<std::size_t>& place, const Objective* objective, double grad_scale) {
     const auto needs = objective->needs();
-    std::vector<at::Tensor> inputs, gradients(signals.size());
+    std::vector<at::Tensor> inputs(needs.size()), gradients(needs.size()), kept;
     for (std::size_t i = 0; i < signals.size(); ++i) {
-      inputs.push_back(signals[i].defined() ? signals[i].detach().contiguous() : at::Tensor());
-      if (needs[i].want_grad != 0 && signals[i].defined() && signals[i].requires_grad())
-        gradients[i] = at::empty_like(inputs[i]);
+      at::Tensor& gradient = gradients[place[i]];
+      inputs[place[i]] = signals[i].detach().contiguous();
+      if (needs[place[i]].want_grad != 0 && signals[i].requires_grad()) gradient = at::empty_like(inputs[place[i]]);
+      kept.push_back(gradient);
     }
     at::Tensor loss = at::zeros({}, at::kFloat);
     BorrowedTensors in(inputs), out(gradients);
@@ -33,7 +37,7 @@ class Function : public torch::autograd::Function<Function> {
     args.loss = loss_out.get();
     args.grad_scale = grad_scale;
     run(*objective, args);
-    ctx->save_for_backward(gradients);
+    ctx->save_for_backward(kept);
     return loss;
   }
 
@@ -42,7 +46,7 @@ class Function : public torch::autograd::Function<Function> {
     torch::autograd::variable_list result;
     for (const at::Tensor& gradient : ctx->get_saved_variables())
       result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type()) : at::Tensor());
-    result.resize(result.size() + 2);  // objective, grad_scale
+    result.resize(2 * result.size() + 2);  // each of place, objective, grad_scale
     return result;
   }
 
@@ -62,8 +66,11 @@ class Function : public torch::autograd::Function<Function> {
 }  // namespace
 
 at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals, double grad_scale) const {
-  std::vector<at::Tensor> ordered;
-  for (const graft_signal_need& need : objective_.needs()) {
+  std::vector<at::Tensor> there_are;
+  std::vector<std::size_t> place;
+  const auto needs = objective_.needs();
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    const graft_signal_need& need = needs[i];
     const auto found = signals.find(need.name);
     const bool there = found != signals.end() && found->second.defined();
     if (!there && need.optional == 0) {
@@ -72,9 +79,11 @@ at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& sign
         if (tensor.defined()) have += (have.empty() ? "" : ", ") + name;
       fail(ErrorKind::plugin, "objective '" + objective_.label() + "' needs signal " + need.name + "; this stage has: " + have);
     }
-    ordered.push_back(there ? found->second : at::Tensor());
+    if (!there) continue;
+    there_are.push_back(found->second);
+    place.push_back(i);
   }
-  return Function::apply(at::TensorList(ordered), &objective_, grad_scale);
+  return Function::apply(at::TensorList(there_are), place, &objective_, grad_scale);
 }
 
 }  // namespace graft

@@ -293,7 +293,8 @@ inline TorchInput TorchMixer::view_inputs(const graft_exec& exec,
     in.params.push_back(torch_view(param, spec.name()));
   }
   if (call.state_in != nullptr) {
-    for (const auto* const spec : Plan(planned_).state.c()) {
+    Plan planned = planned_;  // c() fills a cache, and a range-for would not keep a temporary alive
+    for (const auto* const spec : planned.state.c()) {
       const std::size_t i = in.state.size();
       const DLTensor& state = require(call.state_in[i], spec->name);
       check_shape(state, spec->name, {spec->shape, static_cast<std::size_t>(spec->ndim)});
