@@ -3,7 +3,9 @@
  * The ABI is 0.x: it may still change with each minor number, and host and plugin must speak the same one.
  *
  * Rules (short form; the long form is docs/abi.md):
- *  R1 every struct starts with `struct_size`; the side that FILLS it writes sizeof.
+ *  R1 every struct starts with `struct_size`; the side that FILLS it writes sizeof. Where the caller hands a struct
+ *     over to be filled (graft_error, graft_negotiate_out, graft_plan_out) it zeroes it and writes its sizeof first:
+ *     that is the room there is, and the callee writes no field behind it.
  *  R2 structs only grow at the end, every field is 8-byte sized or explicitly paired: no hidden padding.
  *  R3 a reader never touches a field past struct_size (GRAFT_HAS); never compares sizes for equality.
  *  R4 who allocates frees; nothing allocated by one side is freed by the other.
@@ -13,6 +15,14 @@
  *     sizeof would stride wrong). Only structs without struct_size (graft_value, graft_*_need) are frozen and packed.
  *  R8 thread tags: [main] one thread at a time per library; [inst] one thread at a time per instance,
  *     any OS thread; [any] reentrant.
+ *
+ * Tensors: row-major, `strides` filled, `byte_offset` 0, data aligned to 64 bytes, outputs overlapping neither inputs
+ * nor each other, except where a comment says so. No elements (T = 0, B = 0) is legal, and then data may be NULL. A
+ * plugin borrows them for the length of the call.
+ *
+ * Functions: a graft_status other than GRAFT_OK means that nothing was made and outputs are undefined; the instance
+ * stays usable. Pointers to functions that may be NULL are marked [optional]. get_extension() everywhere gives NULL
+ * for an id it does not know, and for NULL; what it gives lives as long as what it was asked of.
  */
 #ifndef GRAFT_GRAFT_H_
 #define GRAFT_GRAFT_H_
@@ -40,6 +50,10 @@ extern "C" {
   ((p)->struct_size >= offsetof(type, field) + sizeof(((type*)0)->field))
 
 /* ---------------------------------------------------------------- errors */
+/* OK; CANCELLED: should_stop() said so; INVALID_ARGUMENT: a wrong option, shape, dtype or NULL; NOT_FOUND: no such id,
+ * role, tap, or the end of a pass; RESOURCE_EXHAUSTED: no memory; FAILED_PRECONDITION: not in this state, on this
+ * machine or with this matrix; OUT_OF_RANGE: a value outside its range; UNIMPLEMENTED: a thing one need not have;
+ * INTERNAL: a bug, or an exception; DATA_LOSS: parameters that cannot be read; ABI_MISMATCH: no common version. */
 typedef int32_t graft_status;
 enum { GRAFT_OK = 0, GRAFT_CANCELLED = 1, GRAFT_INVALID_ARGUMENT = 3, GRAFT_NOT_FOUND = 5,
        GRAFT_RESOURCE_EXHAUSTED = 8, GRAFT_FAILED_PRECONDITION = 9, GRAFT_OUT_OF_RANGE = 11,
@@ -57,9 +71,9 @@ typedef struct graft_error {
 /* ---------------------------------------------------------------- values, option schema */
 enum { GRAFT_BOOL = 1, GRAFT_INT = 2, GRAFT_FLOAT = 3, GRAFT_STRING = 4, GRAFT_INT_LIST = 5, GRAFT_FLOAT_LIST = 6 };
 typedef struct graft_value {
-  uint32_t type;
+  uint32_t type;  /* GRAFT_BOOL ... */
   uint32_t count; /* lists: number of items; else 1 */
-  union { int64_t i; double f; const char* s; const int64_t* il; const double* fl; } u;
+  union { int64_t i; double f; const char* s; const int64_t* il; const double* fl; } u; /* a bool is i: 0 or 1 */
 } graft_value;
 
 enum { GRAFT_OPT_REQUIRED = 1u << 0, GRAFT_OPT_DEPRECATED = 1u << 1, GRAFT_OPT_SHAPES = 1u << 2 /* changes parameter
@@ -69,12 +83,13 @@ typedef struct graft_option {
   uint32_t flags;
   const char* key; /* dotted, below the component's TOML table: "feature_map.dim" */
   const char* doc; /* one line, used by --help */
-  graft_value def;
-  graft_value min, max;             /* type 0 = unbounded; inclusive */
+  graft_value def;               /* def.type is the option's type, also where GRAFT_OPT_REQUIRED leaves the value unused */
+  graft_value min, max;          /* GRAFT_INT or GRAFT_FLOAT, inclusive, of each item of a list; type 0 = unbounded */
   const char* const* one_of;     /* NULL-terminated, for GRAFT_STRING; NULL = free */
 } graft_option;
 
-/* Complete and validated by the host against the schema: every option present, defaults filled. */
+/* Complete and validated by the host against the schema: every option present, of the declared type, defaults filled.
+ * Lives until the call returns. */
 typedef struct graft_config {
   uint32_t struct_size;
   uint32_t count;
@@ -83,8 +98,10 @@ typedef struct graft_config {
 } graft_config;
 
 /* ---------------------------------------------------------------- host */
+/* Log levels. The last two blame the other side, for a layer that stands between. */
 enum { GRAFT_LOG_TRACE, GRAFT_LOG_DEBUG, GRAFT_LOG_INFO, GRAFT_LOG_WARN, GRAFT_LOG_ERROR,
        GRAFT_LOG_PLUGIN_MISBEHAVING, GRAFT_LOG_HOST_MISBEHAVING };
+/* What init() is given. It stays valid until the process ends; after the last deinit its services may be gone (NULL). */
 typedef struct graft_host {
   uint32_t struct_size;
   uint32_t abi; /* negotiated */
@@ -92,7 +109,7 @@ typedef struct graft_host {
   const char* version;
   void* ctx;
   void (GRAFT_CALL* log)(const struct graft_host*, int32_t level, const char* message);            /* [any] */
-  int32_t (GRAFT_CALL* should_stop)(const struct graft_host*);                                     /* [any] */
+  int32_t (GRAFT_CALL* should_stop)(const struct graft_host*);  /* [any] 1: end soon, with GRAFT_CANCELLED */
   const void* (GRAFT_CALL* get_extension)(const struct graft_host*, const char* id);               /* [any] */
 } graft_host;
 
@@ -100,6 +117,8 @@ typedef struct graft_host {
 typedef struct graft_host_memory {
   uint32_t struct_size;
   uint32_t reserved;
+  /* NULL: none left, a device this host does not serve, or an `align` that is no power of two. 0 bytes have an address;
+   * alignment is 64 at least. free() takes the same device and stream, and NULL. */
   void* (GRAFT_CALL* alloc)(const graft_host*, DLDevice, void* stream, uint64_t bytes, uint64_t align); /* [any] */
   void (GRAFT_CALL* free)(const graft_host*, DLDevice, void* stream, void* p);                          /* [any] */
 } graft_host_memory;
@@ -108,7 +127,9 @@ typedef struct graft_host_memory {
 typedef struct graft_host_parallel {
   uint32_t struct_size;
   uint32_t reserved;
-  int32_t (GRAFT_CALL* num_threads)(const graft_host*);
+  int32_t (GRAFT_CALL* num_threads)(const graft_host*); /* [any] at least 1 */
+  /* [any] Calls fn for pieces of [begin, end) of `grain` items or more (the last may be shorter) and returns when all
+   * are done. worker < num_threads(), and no two pieces with one worker run at once. fn lets no exception out. */
   void (GRAFT_CALL* parallel_for)(const graft_host*, int64_t begin, int64_t end, int64_t grain,
                                void (GRAFT_CALL* fn)(void* arg, int64_t begin, int64_t end, int32_t worker),
                                void* arg);
@@ -129,6 +150,7 @@ typedef struct graft_host_blas {
 } graft_host_blas;
 
 /* ---------------------------------------------------------------- library entry */
+/* A library stays loaded until the process ends, so everything here may be static. */
 typedef struct graft_plugin {
   uint32_t struct_size;
   uint32_t reserved;
@@ -137,10 +159,13 @@ typedef struct graft_plugin {
   const char* url;
   const char* version;    /* semver of the library */
   const char* license;    /* SPDX expression */
-  const char* build_tags; /* "compiler=gcc-13;cxx11abi=1;libtorch=2.8.0;cudart=12.6" - "" when torch-free */
-  graft_status (GRAFT_CALL* init)(const graft_host*, const char* library_path, graft_error*);  /* [main], counted */
-  void (GRAFT_CALL* deinit)(void);                                                   /* [main], counted */
-  const void* (GRAFT_CALL* get_extension)(const char* id);                           /* [any] */
+  const char* build_tags; /* "compiler=gcc-13;cxx11abi=1;libtorch=2.8.0;cudart=12.6" - "" when torch-free. A tag (but
+                             the compiler) that host and plugin both have and that differs: the plugin is refused */
+  /* [main] [optional] Before anything below. Counted: a library may be opened by several parts of a process, each with a
+   * host of its own, and every init that succeeded has one deinit. `library_path` lives until the call returns. */
+  graft_status (GRAFT_CALL* init)(const graft_host*, const char* library_path, graft_error*);
+  void (GRAFT_CALL* deinit)(void); /* [main] [optional] after the last instance is destroyed; never at exit() */
+  const void* (GRAFT_CALL* get_extension)(const char* id); /* [any] the factories: GRAFT_EXT_MIXER_FACTORY, ... */
 } graft_plugin;
 
 typedef struct graft_negotiate_in {
@@ -155,13 +180,15 @@ typedef struct graft_negotiate_out {
   uint32_t abi; /* picked by the plugin: the highest both speak; both sides use this one from here on */
   const graft_plugin* plugin;
 } graft_negotiate_out;
-/* The ONLY exported symbol. No other plugin code runs first (no static constructors with effects). */
+/* The ONLY exported symbol. [main] No other plugin code runs first (no static constructors with effects). May be called
+ * several times and gives the same plugin. GRAFT_ABI_MISMATCH when there is no common version. */
 typedef graft_status (GRAFT_CALL* graft_plugin_negotiate_fn)(const graft_negotiate_in*, graft_negotiate_out*, graft_error*);
 #define GRAFT_ENTRY_SYMBOL "graft_plugin_negotiate"
 GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiate_in*, graft_negotiate_out*, graft_error*);
 
 /* ---------------------------------------------------------------- shared descriptors */
-/* Capability bits. Unknown bits are ignored by old hosts, so a bit may only ADD freedom. */
+/* Capability bits. Unknown bits are ignored by old hosts, so a bit may only ADD freedom. A bit whose function is NULL is
+ * an error; a function whose bit is not set is not called. */
 #define GRAFT_CAP_BACKWARD          (1ull << 0)
 #define GRAFT_CAP_STEP              (1ull << 1)  /* O(1) decode with a fixed-size state */
 #define GRAFT_CAP_STATE_IO          (1ull << 2)  /* forward can start from and return a state */
@@ -174,11 +201,12 @@ GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiat
 #define GRAFT_CAP_GRAPH_CAPTURE     (1ull << 9)  /* safe inside CUDA graph capture */
 #define GRAFT_CAP_STATEFUL_GRAD     (1ull << 10) /* gradients through state_in/state_out */
 
+/* A component. Lives until the process ends; strings but id may be NULL or "". */
 typedef struct graft_desc {
   uint32_t struct_size;
   uint32_t n_options;
-  const char* id;          /* "org.example.gdn"; the CLI alias is `alias` */
-  const char* alias;       /* "gdn" - what --mixer takes; ids always work too */
+  const char* id;          /* "org.example.gdn": stable for ever, unique among the library's components of this kind */
+  const char* alias;       /* "gdn" - what --mixer takes; ids always work too, and alone when two plugins share an alias */
   const char* name;
   const char* version;
   const char* license;     /* SPDX; may differ from the library's */
@@ -186,8 +214,8 @@ typedef struct graft_desc {
   const char* description;
   uint64_t caps;
   const graft_option* const* options;
-  const DLDataType* dtypes;   /* compute dtypes, n_dtypes of them */
-  const DLDeviceType* devices;
+  const DLDataType* dtypes;   /* compute dtypes, n_dtypes of them; parameters are float32 whatever these are */
+  const DLDeviceType* devices;/* n_devices of them */
   uint32_t n_dtypes, n_devices;
 } graft_desc;
 
@@ -241,11 +269,16 @@ typedef struct graft_layer_info {
 #define GRAFT_ROLE_KEY_NORM    "graft.role.key-norm"
 #define GRAFT_ROLE_NORM        "graft.role.norm"         /* RMSNorm weight of the head output */
 
+/* How a parameter starts before an initializer sees it. CONSTANT: init_a. NORMAL: mean init_a, deviation init_b.
+ * UNIFORM: from init_a to init_b. EYE: ones on the diagonal of the last two axes, for each index of those before. */
 enum { GRAFT_INIT_ZEROS, GRAFT_INIT_ONES, GRAFT_INIT_CONSTANT, GRAFT_INIT_NORMAL, GRAFT_INIT_UNIFORM, GRAFT_INIT_EYE };
+/* TRAINABLE: has a gradient. NO_DECAY: no weight decay. FP32: never kept in fewer bits. OPTIONAL: may be missing in a
+ * checkpoint, and then keeps its default. */
 enum { GRAFT_P_TRAINABLE = 1u << 0, GRAFT_P_NO_DECAY = 1u << 1, GRAFT_P_FP32 = 1u << 2, GRAFT_P_OPTIONAL = 1u << 3 };
+/* Lives until the mixer is destroyed. */
 typedef struct graft_param_spec {
   uint32_t struct_size;
-  uint32_t flags;
+  uint32_t flags;       /* GRAFT_P_* */
   const char* name;     /* stable for ever within param_schema: the checkpoint key */
   const char* role;
   const char* axes;     /* one label per axis, comma-separated: "heads*key,model"; "heads"; "channels,kernel" */
@@ -253,7 +286,7 @@ typedef struct graft_param_spec {
                            "softplus-inv" | "silu-inv". A gate's weight and bias carry the same domain: the gate is
                            f^-1(W x + b). */
   const char* doc;
-  int64_t shape[6];
+  int64_t shape[6];     /* row-major; a projection is [out, in]: y = x W^T */
   int32_t ndim;
   int32_t heads;        /* heads on the "heads" axis, 0 = none: lets an initializer repeat GQA heads */
   int32_t head_dim;
@@ -286,7 +319,8 @@ typedef struct graft_exec {
   int32_t device_type, device_id;
   uint32_t reserved;
   uint64_t flags;
-  void* stream;            /* cudaStream_t for kDLCUDA, else NULL. All work goes here; no device sync */
+  void* stream;            /* cudaStream_t for kDLCUDA, else NULL. The device is set. All work goes here: no sync, no
+                              default stream, no cudaMalloc, no cudaDeviceReset */
   void* workspace;         /* plan's bytes, 256-aligned, contents undefined on entry and exit */
   uint64_t workspace_bytes;
   uint64_t seed, offset;   /* counter-based randomness: same pair, same numbers. No global RNG */
@@ -327,13 +361,13 @@ typedef struct graft_mixer_forward {
 typedef struct graft_mixer_backward {
   uint32_t struct_size;
   uint32_t reserved;
-  const graft_mixer_forward* fwd;     /* same tensors as forward; y/state_out/taps present only if planned */
+  const graft_mixer_forward* fwd;     /* the tensors of that forward; y, state_out and taps are NULL: save what you need */
   const DLTensor* dy;
-  const DLTensor* const* dstate_out;
-  const DLTensor* const* dtaps;
+  const DLTensor* const* dstate_out;  /* NULL = zero; otherwise GRAFT_CAP_STATEFUL_GRAD */
+  const DLTensor* const* dtaps;       /* NULL, or NULL entries = zero */
   DLTensor* dx;                    /* written (=) */
-  DLTensor* const* dparams;        /* NULL entries = frozen; = or += by GRAFT_X_ACCUMULATE */
-  DLTensor* const* dstate_in;
+  DLTensor* const* dparams;        /* NULL, or NULL entries = frozen; = or += by GRAFT_X_ACCUMULATE */
+  DLTensor* const* dstate_in;      /* NULL = not wanted; written (=) */
 } graft_mixer_backward;
 
 typedef struct graft_mixer graft_mixer;
@@ -341,12 +375,15 @@ typedef struct graft_mixer_vtbl {
   uint32_t struct_size;
   uint32_t param_schema;           /* bumped when names, shapes or meaning of params change */
   void (GRAFT_CALL* destroy)(graft_mixer*);                                                              /* [inst] */
+  /* The same answer each time, owned by the mixer. */
   graft_status (GRAFT_CALL* param_specs)(graft_mixer*, const graft_param_spec* const** specs, uint32_t* n, graft_error*); /* [inst] */
+  /* The only place that decides on sizes. forward, backward and step follow the plan of their sizes, dtype and flags and
+   * allocate nothing that lasts; GRAFT_UNIMPLEMENTED for a dtype or device that is not among the declared. */
   graft_status (GRAFT_CALL* plan)(graft_mixer*, const graft_plan_in*, graft_plan_out*, graft_error*);                 /* [inst] */
   graft_status (GRAFT_CALL* forward)(graft_mixer*, const graft_exec*, const graft_mixer_forward*, graft_error*);      /* [inst] */
   graft_status (GRAFT_CALL* backward)(graft_mixer*, const graft_exec*, const graft_mixer_backward*, graft_error*);    /* CAP_BACKWARD */
   graft_status (GRAFT_CALL* step)(graft_mixer*, const graft_exec*, const graft_mixer_forward*, graft_error*);         /* CAP_STEP, T==1 */
-  const void* (GRAFT_CALL* get_extension)(graft_mixer*, const char* id);                                  /* [any] */
+  const void* (GRAFT_CALL* get_extension)(graft_mixer*, const char* id);                                  /* [any] [optional] */
 } graft_mixer_vtbl;
 struct graft_mixer { const graft_mixer_vtbl* v; void* self; };
 
@@ -355,6 +392,8 @@ typedef struct graft_mixer_factory {
   uint32_t struct_size;
   uint32_t count;
   const graft_desc* const* descs;
+  /* [any] `id` is one of descs'. *out is set with GRAFT_OK only, is ready for every call, and belongs to the plugin until
+   * its destroy(). */
   graft_status (GRAFT_CALL* create)(const char* id, const graft_layer_info*, const graft_config*, graft_mixer** out, graft_error*);
 } graft_mixer_factory;
 
@@ -389,6 +428,7 @@ typedef struct graft_mixer_domain {
 #define GRAFT_EXT_TORCH_NATIVE "graft.torch-native/1"
 
 /* ---------------------------------------------------------------- initializer */
+/* `required` 0: used when there. */
 typedef struct graft_role_need { const char* role; uint32_t on_teacher, required; } graft_role_need;
 typedef struct graft_named_tensor { /* a parameter or a signal, on the CPU in float32 unless its doc says otherwise */
   uint32_t struct_size, flags;
@@ -430,6 +470,8 @@ typedef struct graft_init_args {
   graft_status (GRAFT_CALL* probe)(void* ctx, uint32_t n, const char* const* taps, const DLTensor** out, graft_error*);
 } graft_init_args;
 typedef struct graft_initializer graft_initializer;
+/* Tables of an instance may depend on its configuration; they live until destroy(). One instance may serve several
+ * layers, one after the other. */
 typedef struct graft_initializer_vtbl {
   uint32_t struct_size;
   uint32_t n_needs;
@@ -439,7 +481,7 @@ typedef struct graft_initializer_vtbl {
   const graft_calibration_need* calibration;
   void (GRAFT_CALL* destroy)(graft_initializer*);
   graft_status (GRAFT_CALL* run)(graft_initializer*, const graft_exec*, const graft_init_args*, graft_error*);        /* [inst] */
-  const void* (GRAFT_CALL* get_extension)(graft_initializer*, const char* id);
+  const void* (GRAFT_CALL* get_extension)(graft_initializer*, const char* id); /* [any] [optional] */
 } graft_initializer_vtbl;
 struct graft_initializer { const graft_initializer_vtbl* v; void* self; };
 #define GRAFT_EXT_INITIALIZER_FACTORY "graft.initializer-factory/1"
@@ -469,7 +511,7 @@ typedef struct graft_objective_args {
   DLTensor* const* grads;            /* dLoss/dsignal, written (=), already times grad_scale; NULL = not wanted */
   DLTensor* loss;                    /* f32 scalar on the device: no sync */
   double grad_scale;
-  void (GRAFT_CALL* metric)(void* ctx, const char* name, const DLTensor* scalar);
+  void (GRAFT_CALL* metric)(void* ctx, const char* name, const DLTensor* scalar); /* [optional] a figure for the log */
   void* metric_ctx;
 } graft_objective_args;
 typedef struct graft_objective graft_objective;
@@ -478,9 +520,10 @@ typedef struct graft_objective_vtbl {
   uint32_t n_needs;
   const graft_signal_need* needs;
   void (GRAFT_CALL* destroy)(graft_objective*);
+  /* [inst] [optional] Bytes that run() wants for signals of these shapes; their data is not there yet. */
   graft_status (GRAFT_CALL* workspace)(graft_objective*, const graft_objective_args*, uint64_t* bytes, graft_error*);
   graft_status (GRAFT_CALL* run)(graft_objective*, const graft_exec*, const graft_objective_args*, graft_error*);     /* [inst] */
-  const void* (GRAFT_CALL* get_extension)(graft_objective*, const char* id);
+  const void* (GRAFT_CALL* get_extension)(graft_objective*, const char* id); /* [any] [optional] */
 } graft_objective_vtbl;
 struct graft_objective { const graft_objective_vtbl* v; void* self; };
 #define GRAFT_EXT_OBJECTIVE_FACTORY "graft.objective-factory/1"
