@@ -83,7 +83,7 @@ typedef struct graft_option {
   uint32_t flags;
   const char* key; /* dotted, below the component's TOML table: "feature_map.dim" */
   const char* doc; /* one line, used by --help */
-  graft_value def;               /* def.type is the option's type, also where GRAFT_OPT_REQUIRED leaves the value unused */
+  graft_value def;               /* def.type is the option's type, also where the value is required */
   graft_value min, max;          /* GRAFT_INT or GRAFT_FLOAT, inclusive, of each item of a list; type 0 = unbounded */
   const char* const* one_of;     /* NULL-terminated, for GRAFT_STRING; NULL = free */
 } graft_option;
@@ -101,7 +101,7 @@ typedef struct graft_config {
 /* Log levels. The last two blame the other side, for a layer that stands between. */
 enum { GRAFT_LOG_TRACE, GRAFT_LOG_DEBUG, GRAFT_LOG_INFO, GRAFT_LOG_WARN, GRAFT_LOG_ERROR,
        GRAFT_LOG_PLUGIN_MISBEHAVING, GRAFT_LOG_HOST_MISBEHAVING };
-/* What init() is given. It stays valid until the process ends; after the last deinit its services may be gone (NULL). */
+/* What init() is given. Valid until the process ends; after the last deinit its services may be gone (NULL). */
 typedef struct graft_host {
   uint32_t struct_size;
   uint32_t abi; /* negotiated */
@@ -161,8 +161,8 @@ typedef struct graft_plugin {
   const char* license;    /* SPDX expression */
   const char* build_tags; /* "compiler=gcc-13;cxx11abi=1;libtorch=2.8.0;cudart=12.6" - "" when torch-free. A tag (but
                              the compiler) that host and plugin both have and that differs: the plugin is refused */
-  /* [main] [optional] Before anything below. Counted: a library may be opened by several parts of a process, each with a
-   * host of its own, and every init that succeeded has one deinit. `library_path` lives until the call returns. */
+  /* [main] [optional] Before anything below. Counted: a library may be opened by several parts of a process, each with
+   * a host of its own, and every init that succeeded has one deinit. `library_path` lives until the call returns. */
   graft_status (GRAFT_CALL* init)(const graft_host*, const char* library_path, graft_error*);
   void (GRAFT_CALL* deinit)(void); /* [main] [optional] after the last instance is destroyed; never at exit() */
   const void* (GRAFT_CALL* get_extension)(const char* id); /* [any] the factories: GRAFT_EXT_MIXER_FACTORY, ... */
@@ -187,8 +187,8 @@ typedef graft_status (GRAFT_CALL* graft_plugin_negotiate_fn)(const graft_negotia
 GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiate_in*, graft_negotiate_out*, graft_error*);
 
 /* ---------------------------------------------------------------- shared descriptors */
-/* Capability bits. Unknown bits are ignored by old hosts, so a bit may only ADD freedom. A bit whose function is NULL is
- * an error; a function whose bit is not set is not called. */
+/* Capability bits. Unknown bits are ignored by old hosts, so a bit may only ADD freedom. A bit whose function is NULL
+ * is an error; a function whose bit is not set is not called. */
 #define GRAFT_CAP_BACKWARD          (1ull << 0)
 #define GRAFT_CAP_STEP              (1ull << 1)  /* O(1) decode with a fixed-size state */
 #define GRAFT_CAP_STATE_IO          (1ull << 2)  /* forward can start from and return a state */
@@ -206,7 +206,7 @@ typedef struct graft_desc {
   uint32_t struct_size;
   uint32_t n_options;
   const char* id;          /* "org.example.gdn": stable for ever, unique among the library's components of this kind */
-  const char* alias;       /* "gdn" - what --mixer takes; ids always work too, and alone when two plugins share an alias */
+  const char* alias;       /* "gdn" - what --mixer takes; ids work too, and alone where plugins share an alias */
   const char* name;
   const char* version;
   const char* license;     /* SPDX; may differ from the library's */
@@ -214,7 +214,7 @@ typedef struct graft_desc {
   const char* description;
   uint64_t caps;
   const graft_option* const* options;
-  const DLDataType* dtypes;   /* compute dtypes, n_dtypes of them; parameters are float32 whatever these are */
+  const DLDataType* dtypes;   /* of x and y, n_dtypes of them */
   const DLDeviceType* devices;/* n_devices of them */
   uint32_t n_dtypes, n_devices;
 } graft_desc;
