@@ -60,6 +60,7 @@ function(graft_add_plugin name)
     target_link_libraries(${name} PRIVATE graft_compile_options)
   endif()
   _graft_plugin_hide_symbols(${name})
+  set_property(GLOBAL APPEND PROPERTY GRAFT_PLUGINS ${name})
 
   set(tag_kind "")
   if(ARG_TORCH)
