@@ -319,6 +319,10 @@ void check_tied_output(const ModelConfig& config, const Checkpoint& checkpoint,
 
 }  // namespace
 
+at::Tensor as_stored(const Parameter& parameter) {
+  return parameter.value.detach().to(torch_dtype(parameter.file_dtype)).contiguous();
+}
+
 // ------------------------------------------------------------------------------------ Impl
 
 struct Backbone::Impl {

@@ -39,6 +39,10 @@ struct Parameter {
   DType file_dtype;  // what the checkpoint stores it as, and what a written student stores again
 };
 
+// The parameter as its checkpoint stores it, contiguous. A value beyond float16's range becomes
+// Inf.
+at::Tensor as_stored(const Parameter& parameter);
+
 // A parameter of an attention block by role, for initializers.
 struct RoleTensor {
   RoleLayout layout;

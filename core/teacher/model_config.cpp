@@ -171,8 +171,9 @@ void read_llama_like(const Section& config, ModelConfig& out) {
   out.norm_eps = config.positive("rms_norm_eps", std::nullopt);
   out.activation = activation_of(config, "silu");
   // transformers falls back to n_heads for Llama only; Qwen's default of 32 belongs to one model.
-  const auto kv_default = llama ? std::optional<int64_t>(out.n_heads) : std::nullopt;
-  out.n_kv_heads = config.integer("num_key_value_heads", kv_default, 1, 65536);
+  out.n_kv_heads = llama && !config.has("num_key_value_heads")
+                       ? out.n_heads
+                       : config.integer("num_key_value_heads", std::nullopt, 1, 65536);
   if (out.n_heads % out.n_kv_heads != 0) {
     config.refuse("num_key_value_heads",
                   "it must divide num_attention_heads " + std::to_string(out.n_heads));
