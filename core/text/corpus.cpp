@@ -43,7 +43,8 @@ std::vector<fs::path> texts_in(const fs::path& folder) {
   std::vector<fs::path> files;
   try {
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-      if (is_text(entry.path()) && entry.is_regular_file()) files.push_back(entry.path());
+      // A link to nowhere is kept, for the error when it is opened.
+      if (is_text(entry.path()) && !entry.is_directory()) files.push_back(entry.path());
     }
   } catch (const fs::filesystem_error& error) {
     refuse(error.path1().empty() ? folder : error.path1(),
@@ -75,7 +76,10 @@ std::vector<fs::path> expand(const std::vector<fs::path>& files_or_folders) {
   if (files.empty()) fail(ErrorKind::usage, "no text was named");
   std::set<fs::path> seen;
   for (const fs::path& file : files) {
-    if (!seen.insert(fs::weakly_canonical(file)).second) refuse(file, "named more than once");
+    std::error_code error;
+    const fs::path real = fs::weakly_canonical(file, error);
+    if (error) refuse(file, "cannot be read: " + error.message());
+    if (!seen.insert(real).second) refuse(file, "named more than once");
   }
   return files;
 }
@@ -201,7 +205,11 @@ Corpus Corpus::open(const std::vector<fs::path>& files_or_folders, const Tokeniz
   const std::vector<fs::path> files = expand(files_or_folders);
   const fs::path cache = prepare_cache(options);
   std::uint64_t total = 0;
-  for (const fs::path& file : files) total += fs::file_size(file);
+  for (const fs::path& file : files) {
+    std::error_code error;  // of a file that will be refused below
+    const std::uintmax_t size = fs::file_size(file, error);
+    if (!error) total += size;
+  }
 
   Corpus corpus;
   Sha256 identity;

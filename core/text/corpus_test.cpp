@@ -1,5 +1,7 @@
 #include "core/text/corpus.h"
 
+#include <sys/stat.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -189,6 +191,13 @@ TEST_F(CorpusTest, RefusesFilesThatAreNoText) {
   refused(write("page.html", "<p>"), "not a .txt or .jsonl file, nor a folder of them");
   fs::create_directories(folder_ / "void");
   refused(folder_ / "void", "the folder holds no .txt or .jsonl file");
+  fs::create_directories(folder_ / "links");
+  fs::create_symlink(folder_ / "nowhere", folder_ / "links" / "gone.txt");
+  EXPECT_GRAFT_ERROR(open({folder_ / "links"}), ErrorKind::input, HasSubstr("gone.txt"));
+  fs::create_symlink(folder_ / "loop.txt", folder_ / "loop.txt");
+  refused(folder_ / "loop.txt", "cannot be read: ");
+  ASSERT_EQ(::mkfifo((folder_ / "pipe.txt").c_str(), 0600), 0);
+  EXPECT_GRAFT_ERROR(open({folder_ / "pipe.txt"}), ErrorKind::input, HasSubstr("pipe.txt"));
   EXPECT_GRAFT_ERROR(open({}), ErrorKind::usage, HasSubstr("no text was named"));
   EXPECT_TRUE(cached().empty());
 }
