@@ -247,7 +247,7 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
 
     torch::autograd::variable_list result{dx};
     result.insert(result.end(), dparams.begin(), dparams.end());
-    result.resize(result.size() + 3 + wanted.size());  // positions, pad_mask, mixer, each of wanted
+    result.resize(result.size() + 4);  // positions, pad_mask, mixer, wanted
     return result;
   }
 };

@@ -46,7 +46,7 @@ class Function : public torch::autograd::Function<Function> {
     torch::autograd::variable_list result;
     for (const at::Tensor& gradient : ctx->get_saved_variables())
       result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type()) : at::Tensor());
-    result.resize(2 * result.size() + 2);  // each of place, objective, grad_scale
+    result.resize(result.size() + 3);  // place, objective, grad_scale
     return result;
   }
 
