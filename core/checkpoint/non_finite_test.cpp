@@ -16,7 +16,7 @@ using testing::ElementsAre;
 struct FormatCase {
   DType dtype;
   std::uint64_t largest;       // the finite value of the largest exponent and mantissa
-  std::uint64_t infinity;      // 0 when the format has none
+  std::uint64_t infinity;      // not in F8_E4M3
   std::uint64_t least_nan;     // infinity's bits and the lowest of the mantissa
   std::uint64_t greatest_nan;  // all bits
 };
@@ -69,8 +69,12 @@ TEST_P(EveryFloat, FindsTheFirstAtAnyPlace) {
 }
 
 TEST_P(EveryFloat, TellsInfinitiesApart) {
-  if (GetParam().infinity == 0) GTEST_SKIP() << "the type has no infinity";
   const TensorView view = tensor({2});
+  if (GetParam().dtype == DType::F8_E4M3) {  // has none: an exponent of all ones counts on
+    set(0, 0x78);
+    EXPECT_FALSE(find_non_finite(view));
+    return;
+  }
   set(0, GetParam().infinity);
   EXPECT_EQ(find_non_finite(view)->value, "inf");
   set(0, GetParam().infinity | sign());

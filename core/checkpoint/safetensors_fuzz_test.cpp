@@ -156,7 +156,7 @@ TEST(SafetensorsFuzz, DamagedIndexesAreReadOrRefused) {
       ++refused;
     }
   }
-  EXPECT_GT(opened, 50);
+  EXPECT_GT(opened, 20);
   EXPECT_GT(refused, 1000);
 }
 

@@ -16,7 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-// LibTorch's own limit; without one a header could ask for an array as long as itself.
+// More than NumPy or LibTorch work with; without a limit a header could ask for an array as long as
+// itself.
 constexpr std::size_t kMaxRank = 64;
 
 struct DTypeRow {
