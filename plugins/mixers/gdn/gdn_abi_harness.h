@@ -178,6 +178,7 @@ struct BackwardArgs {
   std::vector<at::Tensor> dstate, dtaps;    // empty = none
   std::vector<bool> frozen;                 // per parameter; empty = none is
   std::vector<at::Tensor> accumulate_onto;  // dparams before the call; empty = write
+  bool want_dx = true;
 };
 struct BackwardResults {
   at::Tensor dx;
@@ -247,7 +248,7 @@ class AbiMixer {
                            const BackwardArgs& from) {
     const graft_plan_out sizes = plan(args.x.size(0), args.x.size(1), args.x.scalar_type(), true);
     BackwardResults out;
-    out.dx = at::full_like(args.x, NAN, at::MemoryFormat::Contiguous);
+    if (from.want_dx) out.dx = at::full_like(args.x, NAN, at::MemoryFormat::Contiguous);
     for (std::size_t i = 0; i < args.params.size(); ++i) {
       const bool frozen = !from.frozen.empty() && from.frozen[i];
       out.dparams.push_back(frozen                         ? at::Tensor()

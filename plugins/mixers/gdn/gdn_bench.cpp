@@ -12,8 +12,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "gdn_block.h"
 #include "gdn_chunk.h"
 #include "gdn_features.h"
 #include "gdn_testing.h"
@@ -164,6 +169,73 @@ void features_kernels(benchmark::State& state) {
   }
 }
 
+// ---- the whole block, and the matrix products in it alone
+
+struct BlockProblem {
+  BlockOptions options;
+  std::map<std::string, at::Tensor, std::less<>> params;
+  at::Tensor x, d_y;
+
+  explicit BlockProblem(const benchmark::State& state) {
+    const int64_t heads = state.range(2), d = state.range(3), model = heads * d;
+    options.model_dim = model;
+    options.heads = heads;
+    options.key_dim = options.value_dim = d;
+    options.rope = options.write_gate_bias = options.output_gate_bias = true;
+    options.silu_v = false;
+    options.chunk = state.range(4);
+    for (int64_t i = 0; i < d / 2; ++i) {
+      options.rope_inv_freq.push_back(
+          std::pow(1e-5, 2.0 * static_cast<double>(i) / static_cast<double>(d)));
+    }
+    const auto add = [&](const char* name, at::IntArrayRef shape) {
+      params[name] = (at::randn(shape) * 0.05).requires_grad_(true);
+    };
+    for (const char* name :
+         {"q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.weight", "o_proj.weight"}) {
+      add(name, {model, model});
+    }
+    add("a_proj.weight", {heads, model});
+    add("b_proj.weight", {heads, model});
+    for (const char* name : {"A_log", "dt_bias", "b_proj.bias"}) add(name, {heads});
+    add("g_proj.bias", {model});
+    add("o_norm.weight", {d});
+    x = at::randn({state.range(0), state.range(1), model}).requires_grad_(true);
+    d_y = at::randn({state.range(0), state.range(1), model});
+  }
+
+  std::vector<at::Tensor> leaves() const {
+    std::vector<at::Tensor> out{x};
+    for (const auto& [name, tensor] : params) out.push_back(tensor);
+    return out;
+  }
+};
+
+void block_forward_backward(benchmark::State& state) {
+  const BlockProblem p(state);
+  for (auto _ : state) {
+    const BlockOutput out = gdn_block({p.x, {}, {}, {}}, p.options, [&](std::string_view name) {
+      return p.params.find(name)->second;
+    });
+    benchmark::DoNotOptimize(torch::autograd::grad({out.y}, p.leaves(), {p.d_y}));
+  }
+  set_rate(state);
+}
+
+void block_products_alone(benchmark::State& state) {
+  const BlockProblem p(state);
+  const at::Tensor x = p.x.detach().flatten(0, 1), d = p.d_y.flatten(0, 1);
+  const at::Tensor w = p.params.find("q_proj.weight")->second.detach();
+  for (auto _ : state) {
+    for (int i = 0; i < 5; ++i) {
+      benchmark::DoNotOptimize(at::linear(x, w));
+      benchmark::DoNotOptimize(d.matmul(w));
+      benchmark::DoNotOptimize(d.t().matmul(x));
+    }
+  }
+  set_rate(state);
+}
+
 // The layer calibration's shape, the peers' shapes, and irregular ones.
 void shapes(benchmark::internal::Benchmark* b) {
   for (const int64_t chunk : {16, 32, 64, 128}) b->Args({2, 256, 9, 64, chunk});
@@ -183,6 +255,14 @@ BENCHMARK(forward_kernels)->Apply(shapes);
 BENCHMARK(forward_autograd)->Apply(baseline_shapes);
 BENCHMARK(forward_backward_kernels)->Apply(shapes);
 BENCHMARK(forward_backward_autograd)->Apply(baseline_shapes);
+BENCHMARK(block_forward_backward)
+    ->Args({2, 256, 9, 64, 64})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(block_products_alone)
+    ->Args({2, 256, 9, 64, 64})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 BENCHMARK(step_kernels)
     ->Args({1, 9, 64})
     ->Args({8, 9, 64})

@@ -55,17 +55,17 @@ at::Tensor rows_of(const at::Tensor& x, at::ScalarType type) {
   return y.stride(-1) == 1 || y.size(-1) == 1 ? y : y.contiguous();
 }
 
-// Head h of sequence b in a [B,T,H] or [B,T,H,D] tensor; absent when the tensor is undefined.
+// Head h of sequence b in a [B,T,H] or [B,T,H,D] tensor; absent when there is nothing in it.
 template <class T>
 Rows<T> head_rows(const at::Tensor& x, int64_t b, int64_t h) {
-  if (!x.defined()) return {};
+  if (!x.defined() || x.numel() == 0) return {};
   return {x.data_ptr<std::remove_const_t<T>>() + b * x.stride(0) + h * x.stride(2), x.stride(1)};
 }
 
-// Head h of sequence b in a contiguous [B,H,...] tensor; nullptr when the tensor is undefined.
+// Head h of sequence b in a contiguous [B,H,...] tensor; nullptr when there is nothing in it.
 template <class T>
 T* head_block(const at::Tensor& x, int64_t b, int64_t h) {
-  if (!x.defined()) return nullptr;
+  if (!x.defined() || x.numel() == 0) return nullptr;
   return x.data_ptr<T>() + b * x.stride(0) + h * x.stride(1);
 }
 

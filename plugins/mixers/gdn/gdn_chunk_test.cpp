@@ -212,6 +212,21 @@ TEST(GdnChunk, DecaysOfAnySizeGiveNeitherOverflowNorNan) {
   }
 }
 
+TEST(GdnChunk, TheStateStaysBoundedOverALongSequence) {
+  const int64_t tokens = 16384;
+  at::manual_seed(4);
+  const at::Tensor q = at::randn({1, tokens, 1, 16});
+  const at::Tensor k = at::randn({1, tokens, 1, 16});
+  const at::Tensor unit = k / k.norm(2, {-1}, true);
+  const at::Tensor v = at::randn({1, tokens, 1, 16}).sign();
+  // Without decay the rule still unlearns what it overwrites; a sum of outer products would grow
+  // without bound.
+  const auto r = gated_delta_rule(q, unit, v, at::zeros({1, tokens, 1}),
+                                  at::full({1, tokens, 1}, 0.5), {}, 64);
+  EXPECT_LT(r.state.abs().max().item<double>(), 10);
+  EXPECT_TRUE(r.o.isfinite().all().item<bool>());
+}
+
 // fla-org issue 885: the state decays before the error is read.
 TEST(GdnChunk, ForgetsBeforeItReadsTheError) {
   const auto one = [](double x) { return at::full({1, 1, 1, 1}, x, at::kDouble); };

@@ -15,12 +15,13 @@ struct Matrix {
   T* row(int64_t i) const { return data + i * ld; }
 };
 
+// Hands out scratch; over nullptr it only counts.
 template <class T>
 class Carver {
  public:
   explicit Carver(T* base) : base_(base) {}
   Matrix<T> matrix(int64_t rows, int64_t columns) {
-    Matrix<T> m{base_ + used_, padded<T>(columns)};
+    Matrix<T> m{base_ == nullptr ? nullptr : base_ + used_, padded<T>(columns)};
     used_ += rows * m.ld;
     return m;
   }
@@ -149,10 +150,19 @@ void transpose(int64_t rows, int64_t columns, Matrix<T> in, Matrix<T> out) {
 
 // ------------------------------------------------------------------ rows
 
+// Rows of one head lie a whole token apart: too far for the hardware to foresee.
+template <class T>
+inline void prefetch_row(const T* row, int64_t columns) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t c = 0; c < columns; c += kLine) __builtin_prefetch(row + c);
+}
+
 template <class T>
 void load(Rows<const T> in, int64_t first, int64_t rows, int64_t columns, T factor, Matrix<T> out) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const T* source = in.data + (first + i) * in.stride;
+  constexpr int64_t kAhead = 8;
+  const T* source = in.data + first * in.stride;
+  for (int64_t i = 0; i < rows; ++i, source += in.stride) {
+    if (i + kAhead < rows) prefetch_row(source + kAhead * in.stride, columns);
     T* target = out.row(i);
     for (int64_t c = 0; c < columns; ++c) target[c] = factor * source[c];
     for (int64_t c = columns; c < out.ld; ++c) target[c] = 0;

@@ -443,6 +443,11 @@ TEST(GdnPlugin, BackwardAccumulatesSkipsFrozenParametersAndWithoutTaps) {
   const BackwardResults one = mixer.backward(args, mixer.forward(args), from);
   EXPECT_TRUE(at::equal(one.dparams[0], plain.dparams[0]));
   EXPECT_TRUE(at::equal(one.dx, plain.dx));
+  from.frozen.clear();
+  from.want_dx = false;
+  const BackwardResults params_only = mixer.backward(args, mixer.forward(args), from);
+  for (size_t i = 0; i < args.params.size(); ++i)
+    EXPECT_TRUE(at::equal(params_only.dparams[i], plain.dparams[i])) << i;
 }
 
 TEST(GdnPlugin, AKeptGraphServesOnlyItsOwnForward) {
