@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <fstream>
 #include <random>
 #include <string>
 
@@ -111,7 +110,7 @@ TEST(SafetensorsFuzz, DamagedFilesAreReadOrRefused) {
       const std::uint64_t length = bytes.size() - 8 - 33;
       std::memcpy(bytes.data(), &length, sizeof(length));
     }
-    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<long>(bytes.size()));
+    put_file(path, bytes);
     try {
       read_all(SafetensorsFile::open(path));
       ++opened;
@@ -130,7 +129,7 @@ TEST(SafetensorsFuzz, EveryTruncationIsRefused) {
   const TempFolder folder;
   const std::string valid = valid_file();
   for (std::size_t size = 0; size < valid.size(); ++size) {
-    std::ofstream(folder / "m", std::ios::binary).write(valid.data(), static_cast<long>(size));
+    put_file(folder / "m", std::string_view(valid).substr(0, size));
     EXPECT_THROW(SafetensorsFile::open(folder / "m"), Error) << size;
   }
 }
@@ -145,8 +144,7 @@ TEST(SafetensorsFuzz, DamagedIndexesAreReadOrRefused) {
   int opened = 0, refused = 0;
   for (int i = 0; i < 2000; ++i) {
     const std::string bytes = damage.apply(valid, valid.size());
-    std::ofstream(folder / "model.safetensors.index.json", std::ios::binary)
-        .write(bytes.data(), static_cast<long>(bytes.size()));
+    put_file(folder / "model.safetensors.index.json", bytes);
     try {
       const Checkpoint checkpoint = Checkpoint::open(folder.path());
       EXPECT_THAT(checkpoint.names(), testing::ElementsAre("a", "b", "c"));

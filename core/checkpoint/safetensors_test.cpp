@@ -17,7 +17,7 @@ using testing::IsEmpty;
 using testing::StartsWith;
 
 SafetensorsFile open_bytes(const TempFolder& folder, std::string_view bytes) {
-  write_file_atomically(folder / "m.safetensors", bytes);
+  put_file(folder / "m.safetensors", bytes);
   return SafetensorsFile::open(folder / "m.safetensors");
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,12 @@ inline std::string framed(std::string_view header, std::string_view data = {}) {
   std::string bytes(sizeof(length), '\0');
   std::memcpy(bytes.data(), &length, sizeof(length));
   return bytes.append(header).append(data);
+}
+
+// Makes a file without waiting for the disk, as the library's own writing does.
+inline void put_file(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 // A view of a vector's elements, which must outlive it.

@@ -135,6 +135,7 @@ class Runner {
       say("no evaluation text was given: " + texts_.held_out_name + " is held out of calibration and used for every figure");
     } else {
       const Corpus held_out = Corpus::open(job_.eval_text, tokenizer, options);
+      refuse_equal_files(held_out);
       texts_ = {calibration_->documents(), concatenated(held_out.documents()), joined_names(held_out.documents())};
     }
     result_.held_out = texts_.held_out_name;
@@ -144,6 +145,15 @@ class Runner {
                        std::to_string(job_.eval.context) + " tokens");
     for (const Document& document : texts_.calibration) require_tokens(document, job_.recipe.window, "one calibration window");
     refuse_leaks();
+  }
+
+  // Windows are drawn: that they miss the evaluated part of the same text would be luck.
+  void refuse_equal_files(const Corpus& held_out) {
+    for (const Corpus::Source& evaluated : held_out.sources())
+      for (const Corpus::Source& trained : calibration_->sources())
+        if (evaluated.sha256 == trained.sha256)
+          fail(ErrorKind::input, "evaluation text " + quoted(evaluated.path.string()) + " is calibration text too (" +
+                                     quoted(trained.path.string()) + " has the same content): give another eval_text, or none, and a tail is held out");
   }
 
   void refuse_leaks() {

@@ -109,7 +109,14 @@ TEST_F(MainJobTest, WithoutEvaluationTextATailIsHeldOutAndSaid) {
 
 TEST_F(MainJobTest, EvaluatingOnTheCalibrationTextIsRefused) {
   job_.eval_text = {folder_ / "a.txt"};
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("a.txt")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("is calibration text too"), HasSubstr("a.txt")));
+  expect_nothing_written();
+  // Not the same file, but a part of what calibration reads.
+  const std::string text = read_text(folder_ / "a.txt");
+  write_file_atomically(folder_ / "part.txt", text.substr(500, 3000));
+  job_.eval_text = {folder_ / "part.txt"};
+  job_.eval.windows = 40;
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("part.txt")));
   expect_nothing_written();
 }
 

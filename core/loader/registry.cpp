@@ -10,6 +10,7 @@
 #include "core/base/hash.h"
 #include "core/base/suggest.h"
 #include "core/loader/open_library.h"
+#include "core/loader/trial.h"
 
 namespace graft {
 namespace fs = std::filesystem;
@@ -173,11 +174,13 @@ void PluginRegistry::refuse(const File& file, const std::string& cause) {
   refused_.push_back({file.path, cause});
 }
 
-void PluginRegistry::open(File& file) {
+void PluginRegistry::open(File& file, bool tried_first) {
   if (file.opened) return;
   file.opened = true;
   try {
     if (file.sidecar) check_before_opening(*file.sidecar, file.path, host_);
+    const std::string crash = tried_first ? trial_in_child(file.path) : "";
+    if (!crash.empty()) fail(ErrorKind::plugin, "plugin " + quoted_path(file.path) + " " + crash);
     auto library = PluginLibrary::negotiate(open_library(file.path), file.path, host_);
     if (file.sidecar) check_agrees(*file.sidecar, *library);
     for (const auto& other : libraries_) {
@@ -193,9 +196,9 @@ void PluginRegistry::open(File& file) {
   }
 }
 
-void PluginRegistry::scan() {
+void PluginRegistry::scan(bool tried_first) {
   discover();
-  for (File& file : files_) open(file);
+  for (File& file : files_) open(file, tried_first);
 }
 
 void PluginRegistry::open_those_with(const std::string& alias) {

@@ -35,8 +35,10 @@ class PluginRegistry {
   // the registry and all that it makes.
   PluginRegistry(std::vector<std::filesystem::path> search_path, HostServices& host);
 
-  // Opens every plugin. Error(plugin) for an explicitly named file that fails.
-  void scan();
+  // Opens every plugin. Error(plugin) for an explicitly named file that fails. With `tried_first`
+  // each is opened in a child process before, so that one that crashes there is refused and no end
+  // of this process.
+  void scan(bool tried_first = false);
 
   // All components of a kind, by alias. Opens every plugin.
   std::vector<const Component*> components(ComponentKind kind);
@@ -69,7 +71,7 @@ class PluginRegistry {
   void discover();
   void add_file(const std::filesystem::path& path, bool named);
   void report_orphan(const std::filesystem::path& sidecar);
-  void open(File& file);
+  void open(File& file, bool tried_first = false);
   void refuse(const File& file, const std::string& cause);
   void open_those_with(const std::string& alias);
   std::vector<const Component*> opened_components(ComponentKind kind) const;

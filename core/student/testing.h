@@ -45,6 +45,7 @@ inline std::string byte_tokenizer_json() {
 inline std::filesystem::path make_tiny_teacher(const std::filesystem::path& folder, const std::string& model = "llama") {
   ModelFiles::golden(model).write(folder);
   write_file_atomically(folder / "tokenizer.json", byte_tokenizer_json());
+  write_file_atomically(folder / "generation_config.json", read_text(kModels / model / "generation_config.json"));
   return folder;
 }
 

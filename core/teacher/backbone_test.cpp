@@ -316,7 +316,8 @@ TEST_P(GoldenModel, MisuseIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
                          testing::Values("llama", "llama_bf16", "llama_sharded", "qwen2", "qwen3",
-                                         "gpt_neox"));
+                                         "gpt_neox"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // --------------------------------------------------------------------------------------- NeoX
 

