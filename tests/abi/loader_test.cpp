@@ -12,6 +12,7 @@
 #include "core/base/hash.h"
 #include "core/base/testing.h"
 #include "core/loader/open_library.h"
+#include "core/loader/trial.h"
 #include "tests/abi/support.h"
 
 namespace graft {
@@ -345,6 +346,33 @@ TEST(Lifetime, RefusedAfterInitMeansDeinit) {
   registry.scan();
   ASSERT_EQ(registry.refused().size(), 1u);
   EXPECT_THAT(counts_of(file), ElementsAre(1, 1, 0, 0));
+}
+
+// ---------------------------------------------------------------- trials in a child process
+
+TEST(Trial, ACrashIsAResult) {
+  const TempFolder folder;
+  fs::copy_file(fixture("crashes"), folder / "crashes.so");
+  fs::copy_file(fixture("exits"), folder / "exits.so");
+  fs::copy_file(fixture("good"), folder / "good.so");
+  write_file_atomically(folder / "text.so", std::string_view("text"));
+  HostServices host;
+  PluginRegistry registry({folder.path()}, host);
+  registry.scan(/*tried_first=*/true);
+  ASSERT_EQ(registry.refused().size(), 3u);
+  EXPECT_THAT(registry.refused()[0].cause,
+              ::testing::ContainsRegex(
+                  "crashes.so' crashes when it is opened \\(signal [0-9]+, [A-Za-z/ ]+\\)$"));
+  EXPECT_THAT(registry.refused()[1].cause,
+              EndsWith("exits.so' ends the process when it is opened (exit code 7)"));
+  EXPECT_THAT(registry.refused()[2].cause, HasSubstr("no ELF header"));
+  EXPECT_EQ(registry.libraries().size(), 1u);
+}
+
+TEST(Trial, EndsOneThatHangs) {
+  EXPECT_EQ(trial_in_child(fixture("hangs"), std::chrono::milliseconds(1000)),
+            "does not come back from being opened within 1 seconds");
+  EXPECT_EQ(trial_in_child(fixture("good")), "");
 }
 
 // ---------------------------------------------------------------- sidecars

@@ -2,6 +2,7 @@
  * is this file with one thing wrong. FIX_* are the parts and their right values. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "graft/graft.h"
 
@@ -187,6 +188,9 @@ int FIX_ENTRY(void) {
 graft_status graft_plugin_negotiate(const graft_negotiate_in* in, graft_negotiate_out* out,
                                     graft_error* error) {
   (void)in, (void)failing_init;
+#ifdef FIX_CRASH
+  FIX_CRASH;
+#endif
   error->code = FIX_NEGOTIATE_STATUS;
   strcpy(error->message, FIX_NEGOTIATE_MESSAGE);
   out->abi = FIX_PICKED_ABI;
