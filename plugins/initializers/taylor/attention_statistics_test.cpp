@@ -78,7 +78,8 @@ TEST(AttentionStatistics, EqualsTheDefinitionsOverSeveralBatches) {
   double rows = 0;
   std::mt19937 random(7);
   for (const int64_t T : {1, 7, 9, 33, 17}) {
-    std::vector<float> p = probs(H, T, [&](auto...) { return 0.01 + random() % 1000; });
+    std::vector<float> p =
+        probs(H, T, [&](auto...) { return 0.01 + static_cast<double>(random() % 1000); });
     for (int64_t h = 0; h < H; ++h) {
       for (int64_t t = 0; t < T; ++t) {
         float* const row = p.data() + (h * T + t) * T;

@@ -1,19 +1,13 @@
 #include "plugins/initializers/taylor/calibration.h"
 
 #include <ATen/Functions.h>
-#include <ATen/ops/from_blob.h>
-
-#include <vector>
+#include <graft/torch_mixer.hpp>
 
 namespace graft::taylor {
 
 at::Tensor borrow(const DLTensor& tensor, std::string_view name) {
-  sdk::check_device(tensor, name, kDLCPU);
   sdk::check_dtype(tensor, name, sdk::float32);
-  std::vector<int64_t> strides;
-  for (int32_t i = 0; i < tensor.ndim; ++i) strides.push_back(sdk::stride_of(tensor, i));
-  return at::from_blob(sdk::data_address(tensor), sdk::shape_of(tensor), strides,
-                       at::TensorOptions(at::kFloat));
+  return sdk::torch_view(tensor, name);
 }
 
 at::Tensor BatchView::cut(const DLTensor& tap, std::string_view name) const {

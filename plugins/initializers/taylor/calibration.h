@@ -33,14 +33,16 @@ class BatchView {
 };
 
 // One pass over the first `limit` sequences (0 = all), body(const BatchView&). Reads no further
-// batch than it needs.
+// batch than it needs, and ends early where the host has no more of the signal `limited`, which it
+// may give for the first sequences only. Throws NOT_FOUND when the first batch lacks it already.
 template <class Body>
-void for_sequences(sdk::InitArgs& args, int64_t limit, Body&& body) {
+void for_sequences(sdk::InitArgs& args, int64_t limit, const char* limited, Body&& body) {
   args.rewind();
   int64_t seen = 0;
   while (limit == 0 || seen < limit) {
     const auto batch = args.next_batch();
-    if (!batch) break;
+    if (!batch || (seen > 0 && batch->find(limited) == nullptr)) break;
+    batch->at(limited);
     if (sdk::should_stop()) throw sdk::cancelled();
     const int64_t have = batch->at(GRAFT_SIGNAL_BLOCK_INPUT).shape()[0];
     const int64_t take = limit == 0 ? have : std::min(have, limit - seen);

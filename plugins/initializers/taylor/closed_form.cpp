@@ -97,11 +97,15 @@ ClosedForm::ClosedForm(const Options& options, sdk::InitArgs& args)
 
 void ClosedForm::run() {
   projections::copy_projections(args_);
-  open_gate();
+  open_output_gate();
   choose_dynamics();
   regress_gate();
   solve_output();
-  note(GRAFT_LOG_INFO, summary_);
+  if (!summary_.empty()) note(GRAFT_LOG_INFO, summary_);
+}
+
+void ClosedForm::report(const std::string& figure) {
+  summary_ += cat(summary_.empty() ? "" : ", ", figure);
 }
 
 void ClosedForm::note(int32_t level, const std::string& text) const {
@@ -112,14 +116,15 @@ void ClosedForm::set_all_heads(const char* what, double value) {
   args_.set_natural(what, std::vector<double>(static_cast<std::size_t>(heads_), value));
 }
 
-// The gate at 1 for the regressions before its own.
-void ClosedForm::open_gate() {
-  const std::vector<double> ones(static_cast<std::size_t>(heads_), 1.0);
-  if (args_.set_natural(GRAFT_NATURAL_OUTPUT_GATE, ones)) return;
-  if (args_.find_student(GRAFT_ROLE_OUTPUT_GATE) == nullptr) return;
+// A constant gate for the regressions before its own.
+void ClosedForm::open_output_gate() {
+  const StudentParam* const weight = args_.find_student(GRAFT_ROLE_OUTPUT_GATE);
+  open_gate_ = open_gate(weight == nullptr ? "" : weight->domain());
+  const std::vector<double> open(static_cast<std::size_t>(heads_), open_gate_);
+  if (args_.set_natural(GRAFT_NATURAL_OUTPUT_GATE, open) || weight == nullptr) return;
   ungated_ = Ungated::normalised_head_output;
   note(GRAFT_LOG_INFO,
-       "the mixer cannot hold its output gate at 1; its output is read before the gate");
+       "the mixer cannot hold its output gate constant; its output is read before the gate");
 }
 
 at::Tensor ClosedForm::normalised_head_output(const BatchView& batch, bool with_norm_weight) {
@@ -135,7 +140,7 @@ at::Tensor ClosedForm::normalised_head_output(const BatchView& batch, bool with_
 at::Tensor ClosedForm::ungated(const BatchView& batch) {
   if (ungated_ == Ungated::normalised_head_output) return normalised_head_output(batch, true);
   const at::Tensor z = batch.cut(args_.probe(GRAFT_TAP_PRE_OUTPUT), GRAFT_TAP_PRE_OUTPUT);
-  return by_head(z.reshape({z.size(0), z.size(1), heads_, -1}));
+  return by_head(z.reshape({z.size(0), z.size(1), heads_, -1})) / open_gate_;
 }
 
 // ---------------------------------------------------------------- decay and write gate
@@ -160,17 +165,21 @@ void ClosedForm::choose_dynamics() {
 void ClosedForm::search_grid(bool has_decay, bool has_write_gate) {
   const std::vector<Candidate> points = grid(options_, has_decay, has_write_gate);
   std::vector<LeastSquares> fits;
-  for_sequences(args_, options_.grid_sequences, [&](const BatchView& batch) {
-    const at::Tensor context = by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT));
-    for (std::size_t c = 0; c < points.size(); ++c) {
-      if (points[c].half_life) set_all_heads(GRAFT_NATURAL_HALF_LIFE, *points[c].half_life);
-      if (points[c].write_gate) set_all_heads(GRAFT_NATURAL_WRITE_GATE, *points[c].write_gate);
-      const at::Tensor z = normalised_head_output(batch, false);
-      // float32: one set of Gram matrices for each point is the largest thing here.
-      if (fits.size() <= c) fits.emplace_back(heads_, z.size(2), context.size(2), at::kFloat);
-      fits[c].add(z, context);
-    }
-  });
+  for_sequences(args_, options_.grid_sequences, GRAFT_SIGNAL_HEAD_CONTEXT,
+                [&](const BatchView& batch) {
+                  const at::Tensor context = by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT));
+                  for (std::size_t c = 0; c < points.size(); ++c) {
+                    if (points[c].half_life)
+                      set_all_heads(GRAFT_NATURAL_HALF_LIFE, *points[c].half_life);
+                    if (points[c].write_gate)
+                      set_all_heads(GRAFT_NATURAL_WRITE_GATE, *points[c].write_gate);
+                    const at::Tensor z = normalised_head_output(batch, false);
+                    // float32: one set of Gram matrices for each point is the largest thing here.
+                    if (fits.size() <= c)
+                      fits.emplace_back(heads_, z.size(2), context.size(2), at::kFloat);
+                    fits[c].add(z, context);
+                  }
+                });
   std::vector<double> residuals(static_cast<std::size_t>(heads_));
   const auto best = solving("grid", "grid_ridge",
                             [&] { return best_candidates(fits, options_.grid_ridge, residuals); });
@@ -181,20 +190,20 @@ void ClosedForm::search_grid(bool has_decay, bool has_write_gate) {
   }
   if (has_decay) {
     args_.set_natural(GRAFT_NATURAL_HALF_LIFE, lives);
-    summary_ += cat("half-life ", span_of(lives), ", ");
+    report(cat("half-life ", span_of(lives)));
   }
   if (has_write_gate) {
     args_.set_natural(GRAFT_NATURAL_WRITE_GATE, betas);
-    summary_ += cat("write gate ", span_of(betas), ", ");
+    report(cat("write gate ", span_of(betas)));
   }
-  summary_ += cat("context error ", span_of(residuals), ", ");
+  report(cat("context error ", span_of(residuals)));
 }
 
 void ClosedForm::set_from_attention(bool has_decay, bool has_write_gate) {
   if (has_write_gate) set_all_heads(GRAFT_NATURAL_WRITE_GATE, options_.beta);
   if (!has_decay) return;
   AttentionStatistics statistics(heads_);
-  for_sequences(args_, options_.statistics_sequences,
+  for_sequences(args_, options_.statistics_sequences, GRAFT_SIGNAL_ATTENTION_PROBS,
                 [&](const BatchView& batch) { add_attention(batch, heads_, statistics); });
   const std::vector<double> lives =
       options_.decay == "median"
@@ -203,7 +212,7 @@ void ClosedForm::set_from_attention(bool has_decay, bool has_write_gate) {
           : (options_.exclude_sink ? statistics.mean_distance_without_sink()
                                    : statistics.mean_distance());
   args_.set_natural(GRAFT_NATURAL_HALF_LIFE, lives);
-  summary_ += cat("half-life ", span_of(lives), ", ");
+  report(cat("half-life ", span_of(lives)));
 }
 
 // ---------------------------------------------------------------- output gate
@@ -242,13 +251,15 @@ void ClosedForm::fit_gate(int64_t first, int64_t count, std::string_view domain,
                                   args_.find_student(GRAFT_ROLE_OUTPUT_GATE_BIAS) != nullptr};
   std::optional<GateRegression> regression;
   const auto pass = [&](auto accumulate) {
-    for_sequences(args_, options_.context_sequences, [&](const BatchView& batch) {
-      const at::Tensor x = batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, model_});
-      const at::Tensor z = ungated(batch).narrow(0, first, count);
-      const at::Tensor c = by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT)).narrow(0, first, count);
-      if (!regression) regression.emplace(count, model_, z.size(2), c.size(2), domain, options);
-      accumulate(x, z, c);
-    });
+    for_sequences(
+        args_, options_.context_sequences, GRAFT_SIGNAL_HEAD_CONTEXT, [&](const BatchView& batch) {
+          const at::Tensor x = batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, model_});
+          const at::Tensor z = ungated(batch).narrow(0, first, count);
+          const at::Tensor c =
+              by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT)).narrow(0, first, count);
+          if (!regression) regression.emplace(count, model_, z.size(2), c.size(2), domain, options);
+          accumulate(x, z, c);
+        });
   };
   for (int64_t round = 0; round < options_.gate_rounds; ++round) {
     pass([&](const auto& x, const auto& z, const auto& c) { regression->accumulate_map(x, z, c); });
@@ -267,7 +278,7 @@ at::Tensor ClosedForm::token_weights(const BatchView& batch) const {
   if (options_.token_weight == "none" || !batch.has(GRAFT_SIGNAL_RESIDUAL)) return {};
   const at::Tensor residual = batch.signal(GRAFT_SIGNAL_RESIDUAL);
   at::Tensor weight = residual.square().sum(-1).clamp_min(kLeastResidual).reciprocal();
-  if (args_.layer().layer < options_.position0_layers) {
+  if (args_.layer().layer < options_.position0_layers && weight.size(1) > 0) {
     weight.select(1, 0).mul_(1 + options_.position0_weight);
   }
   return weight.reshape({-1});
@@ -293,9 +304,12 @@ void ClosedForm::solve_output() {
   int64_t context_left = options_.context_sequences == 0 ? std::numeric_limits<int64_t>::max()
                                                          : options_.context_sequences;
   const int64_t limit = options_.solve_output ? 0 : options_.context_sequences;
-  for_sequences(args_, limit, [&](const BatchView& batch) {
+  const char* const limited =
+      options_.solve_output ? GRAFT_SIGNAL_BLOCK_OUTPUT : GRAFT_SIGNAL_HEAD_CONTEXT;
+  for_sequences(args_, limit, limited, [&](const BatchView& batch) {
     const at::Tensor z = batch.cut(args_.probe(GRAFT_TAP_PRE_OUTPUT), GRAFT_TAP_PRE_OUTPUT);
-    const int64_t with_context = std::min(context_left, batch.sequences());
+    const bool has_context = batch.has(GRAFT_SIGNAL_HEAD_CONTEXT) || !prior;
+    const int64_t with_context = has_context ? std::min(context_left, batch.sequences()) : 0;
     if (options_.head_prior && with_context > 0) {
       context_left -= with_context;
       const at::Tensor c = by_head(batch.first(with_context).signal(GRAFT_SIGNAL_HEAD_CONTEXT));
@@ -319,7 +333,7 @@ void ClosedForm::solve_output() {
     const at::Tensor toward = solution.defined() ? solution.unsqueeze(0) : at::Tensor();
     solution = solving("output projection", "output_ridge",
                        [&] { return output->solve(options_.output_ridge, toward); });
-    summary_ += cat("output error ", output->relative_residual(solution).item<double>());
+    report(cat("output error ", output->relative_residual(solution).item<double>()));
     solution = solution.squeeze(0);
   }
   const StudentParam& projection = args_.student(GRAFT_ROLE_OUTPUT);

@@ -30,7 +30,7 @@ class ClosedForm {
   void choose_dynamics();
   void search_grid(bool has_decay, bool has_write_gate);
   void set_from_attention(bool has_decay, bool has_write_gate);
-  void open_gate();
+  void open_output_gate();
   void regress_gate();
   // Parts of the gate's weight [heads, model] and bias [heads], head group by head group.
   struct GateRows {
@@ -46,11 +46,13 @@ class ClosedForm {
   at::Tensor output_target(const BatchView& batch) const;  // [B * T, model]
   void set_all_heads(const char* what, double value);
   void note(int32_t level, const std::string& text) const;
+  void report(const std::string& figure);  // in the layer's one line of results
 
   const Options& options_;
   sdk::InitArgs& args_;
   int64_t heads_, model_;
   Ungated ungated_ = Ungated::pre_output;
+  double open_gate_ = 1;
   std::string summary_;
 };
 

@@ -9,6 +9,12 @@
 namespace graft::taylor {
 namespace {
 
+// The problems are tiny: threads would only wait for each other.
+const bool one_thread = [] {
+  at::set_num_threads(1);
+  return true;
+}();
+
 using ::testing::HasSubstr;
 
 at::Generator seeded(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }

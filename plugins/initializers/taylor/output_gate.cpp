@@ -32,6 +32,8 @@ bool is_gate_domain(std::string_view domain) {
          domain == "softplus-inv";
 }
 
+double open_gate(std::string_view domain) { return domain == "logit" ? 0.5 : 1.0; }
+
 at::Tensor gate_value(std::string_view domain, const at::Tensor& raw) {
   if (domain == "log") return raw.exp();
   if (domain == "logit") return raw.sigmoid();
@@ -59,12 +61,14 @@ GateRegression::GateRegression(int64_t heads, int64_t model, int64_t z_dim, int6
   if (domain_ == "logit") options_.limits.most = std::min(options_.limits.most, 0.98);
 }
 
-at::Tensor GateRegression::gate(const at::Tensor& x) const {
-  return gate_value(domain_, at::addmm(bias_.unsqueeze(1), weight_, x.t()));
+at::Tensor GateRegression::gated(const at::Tensor& x, const at::Tensor& z) const {
+  if (!weight_.defined()) return z * open_gate(domain_);
+  const at::Tensor raw = at::addmm(bias_.unsqueeze(1), weight_, x.t());
+  return z * gate_value(domain_, raw).unsqueeze(-1);
 }
 
 void GateRegression::accumulate_map(const at::Tensor& x, const at::Tensor& z, const at::Tensor& c) {
-  map_.add(weight_.defined() ? z * gate(x).unsqueeze(-1) : z, c);
+  map_.add(gated(x, z), c);
 }
 
 void GateRegression::end_map() {

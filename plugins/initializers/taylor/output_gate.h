@@ -22,13 +22,18 @@ at::Tensor gate_value(std::string_view domain, const at::Tensor& raw);
 // inverted on its increasing branch by Newton's method.
 at::Tensor gate_raw(std::string_view domain, const at::Tensor& gate);
 
+// The constant value an open gate is held at while it is not known yet: 1, or 0.5 for a sigmoid,
+// which has to reach what lies on both sides of it.
+double open_gate(std::string_view domain);
+
 struct GateLimits {
   double least = 0.02;
   double most = 4.0;
 };
 
 // The output gate of each head as a function of the block's input x, fitted in rounds:
-//   1. M_h: ridge from z_h scaled by the current gate (1 at first) to the head's context c_h;
+//   1. M_h: ridge from z_h scaled by the current gate (open_gate() at first) to the head's context
+//   c_h;
 //   2. the best gate s_t = <M z_t, c_t> / |M z_t|^2 of each token, clamped, and ridge of f^-1(s_t)
 //   on
 //      (x_t, 1) with weights |M z_t|^2.
@@ -55,7 +60,7 @@ class GateRegression {
   const at::Tensor& bias() const { return bias_; }      // [heads]
 
  private:
-  at::Tensor gate(const at::Tensor& x) const;  // [heads, N]
+  at::Tensor gated(const at::Tensor& x, const at::Tensor& z) const;
 
   std::string domain_;
   Options options_;

@@ -38,14 +38,17 @@ const StudentParam& param_of_domain(const sdk::InitArgs& args, const char* role,
 
 at::Tensor view(const StudentParam& param) { return borrow(param.tensor(), param.name()); }
 
-// One value for each head, whatever the parameter's layout within the head.
+// One value for each head, repeated over the head's rows.
 at::Tensor per_head_rows(const StudentParam& param, const at::Tensor& by_head_values) {
   const int64_t heads = by_head_values.size(0);
   const at::Tensor tensor = view(param);
-  if (tensor.size(0) % heads != 0) {
+  const bool of_these_heads =
+      param.heads() == heads || (param.heads() == 0 && tensor.size(0) == heads);
+  if (!of_these_heads || tensor.size(0) % heads != 0) {
     throw Status(GRAFT_FAILED_PRECONDITION, cat("role:", param.role()),
-                 cat("expected rows for ", heads, " heads, got shape ",
-                     sdk::shape_string(param.shape()), " in the mixer's ", param.name()));
+                 cat("variant = paper expects rows for ", heads, " heads, got ", param.heads(),
+                     " heads and shape ", sdk::shape_string(param.shape()), " in the mixer's ",
+                     param.name()));
   }
   return by_head_values.repeat_interleave(tensor.size(0) / heads);
 }
@@ -102,16 +105,17 @@ Scales compare_outputs(const Options& options, sdk::InitArgs& args) {
   const int64_t heads = args.student(GRAFT_ROLE_OUTPUT).heads();
   const double unscale = std::sqrt(static_cast<double>(args.student(GRAFT_ROLE_QUERY).head_dim()));
   Scales scales{at::zeros({heads}, at::kDouble), at::zeros({heads}, at::kDouble)};
-  for_sequences(args, options.statistics_sequences, [&](const BatchView& batch) {
-    const at::Tensor context = batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT);
-    const at::Tensor output =
-        batch.cut(args.probe(GRAFT_TAP_HEAD_OUTPUT), GRAFT_TAP_HEAD_OUTPUT) * unscale;
-    scales.inner += (context * output).sum({0, 1, 3}, false, at::kDouble);
-    scales.energy += output.square().sum({0, 1, 3}, false, at::kDouble);
-    const at::Tensor rms = context.square().mean(-1).sqrt();
-    scales.context_rms_sum += rms.sum(at::kDouble).item<double>();
-    scales.context_rows += rms.numel();
-  });
+  for_sequences(args, options.statistics_sequences, GRAFT_SIGNAL_HEAD_CONTEXT,
+                [&](const BatchView& batch) {
+                  const at::Tensor context = batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT);
+                  const at::Tensor output =
+                      batch.cut(args.probe(GRAFT_TAP_HEAD_OUTPUT), GRAFT_TAP_HEAD_OUTPUT) * unscale;
+                  scales.inner += (context * output).sum({0, 1, 3}, false, at::kDouble);
+                  scales.energy += output.square().sum({0, 1, 3}, false, at::kDouble);
+                  const at::Tensor rms = context.square().mean(-1).sqrt();
+                  scales.context_rms_sum += rms.sum(at::kDouble).item<double>();
+                  scales.context_rows += rms.numel();
+                });
   return scales;
 }
 
@@ -128,12 +132,13 @@ double rms_of_silu_values(const Options& options, sdk::InitArgs& args) {
   const at::Tensor weight = view(args.student(GRAFT_ROLE_VALUE));
   double sum = 0;
   int64_t count = 0;
-  for_sequences(args, options.statistics_sequences, [&](const BatchView& batch) {
-    const at::Tensor x = batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, weight.size(1)});
-    const at::Tensor v = at::silu(at::matmul(x, weight.t()));
-    sum += v.square().sum(at::kDouble).item<double>();
-    count += v.numel();
-  });
+  for_sequences(
+      args, options.statistics_sequences, GRAFT_SIGNAL_BLOCK_INPUT, [&](const BatchView& batch) {
+        const at::Tensor x = batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, weight.size(1)});
+        const at::Tensor v = at::silu(at::matmul(x, weight.t()));
+        sum += v.square().sum(at::kDouble).item<double>();
+        count += v.numel();
+      });
   return std::sqrt(sum / static_cast<double>(count));
 }
 
@@ -166,9 +171,10 @@ void need_paper_roles(sdk::RoleNeeds& needs) {
 void run_paper(const Options& options, sdk::InitArgs& args) {
   projections::copy_projections(args);
   AttentionStatistics statistics(args.student(GRAFT_ROLE_OUTPUT).heads());
-  for_sequences(args, options.statistics_sequences, [&](const BatchView& batch) {
-    add_attention(batch, args.student(GRAFT_ROLE_OUTPUT).heads(), statistics);
-  });
+  for_sequences(args, options.statistics_sequences, GRAFT_SIGNAL_ATTENTION_PROBS,
+                [&](const BatchView& batch) {
+                  add_attention(batch, args.student(GRAFT_ROLE_OUTPUT).heads(), statistics);
+                });
   set_decay(args, statistics.mean_distance());
   set_write_gate(args, statistics.entropy());
   const Scales scales = compare_outputs(options, args);

@@ -1,12 +1,8 @@
 // layer_alignment: how far the output of a converted block is from the teacher's.
-#include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
+#include <graft/torch_mixer.hpp>
 #include <graft/version.h>
-#include <graft/plugin.hpp>
 
 #include <string>
-#include <vector>
 
 #include "plugins/objectives/layer_alignment/alignment_loss.h"
 
@@ -17,22 +13,13 @@ enum Signal : std::size_t { kStudent, kTeacher, kMask, kWeight };
 constexpr const char* kNames[] = {GRAFT_SIGNAL_STUDENT_HIDDEN, GRAFT_SIGNAL_TEACHER_HIDDEN,
                                   GRAFT_SIGNAL_LOSS_MASK, GRAFT_SIGNAL_TOKEN_WEIGHT};
 
-at::ScalarType scalar_type(const DLTensor& tensor, std::string_view name) {
-  if (sdk::same_dtype(tensor.dtype, sdk::float32)) return at::kFloat;
-  if (sdk::same_dtype(tensor.dtype, sdk::float64)) return at::kDouble;
-  if (sdk::same_dtype(tensor.dtype, sdk::bfloat16)) return at::kBFloat16;
-  if (sdk::same_dtype(tensor.dtype, sdk::uint8)) return at::kByte;
-  throw sdk::Status(GRAFT_INVALID_ARGUMENT, sdk::cat("tensor:", name),
-                    sdk::cat("expected float32, float64 or bfloat16 (a mask: uint8), got ",
-                             sdk::dtype_name(tensor.dtype)));
-}
-
-at::Tensor borrow(const DLTensor& tensor, std::string_view name) {
-  sdk::check_device(tensor, name, kDLCPU);
-  std::vector<int64_t> strides;
-  for (int32_t i = 0; i < tensor.ndim; ++i) strides.push_back(sdk::stride_of(tensor, i));
-  return at::from_blob(sdk::data_address(tensor), sdk::shape_of(tensor), strides,
-                       at::TensorOptions(scalar_type(tensor, name)));
+at::Tensor hidden(const DLTensor& tensor, std::string_view name) {
+  const at::Tensor view = sdk::torch_view(tensor, name);
+  if (!view.is_floating_point()) {
+    throw sdk::Status(GRAFT_INVALID_ARGUMENT, sdk::cat("tensor:", name),
+                      sdk::cat("expected a floating dtype, got ", sdk::dtype_name(tensor.dtype)));
+  }
+  return view;
 }
 
 class LayerAlignment final : public sdk::Objective {
@@ -81,13 +68,15 @@ class LayerAlignment final : public sdk::Objective {
     const DLTensor* const grad = args.grad(kStudent);
     const auto optional = [&](Signal s) {
       const DLTensor* const tensor = args.find_signal(s);
-      return tensor == nullptr ? at::Tensor() : borrow(*tensor, kNames[s]);
+      return tensor == nullptr ? at::Tensor() : sdk::torch_view(*tensor, kNames[s]);
     };
-    const Alignment result = align(options_, borrow(student, kNames[kStudent]),
-                                   borrow(args.signal(kTeacher), kNames[kTeacher]), optional(kMask),
-                                   optional(kWeight), grad != nullptr);
-    borrow(args.loss(), "loss").copy_(result.loss.reshape(borrow(args.loss(), "loss").sizes()));
-    if (grad != nullptr) borrow(*grad, "grad").copy_(result.grad * args.grad_scale());
+    const at::Tensor o = hidden(student, kNames[kStudent]);
+    const at::Tensor y = hidden(args.signal(kTeacher), kNames[kTeacher]);
+    const Alignment result =
+        align(options_, o, y, optional(kMask), optional(kWeight), grad != nullptr);
+    const at::Tensor loss = sdk::torch_view(args.loss(), "loss");
+    loss.copy_(result.loss.reshape(loss.sizes()));
+    if (grad != nullptr) hidden(*grad, "grad").copy_(result.grad * args.grad_scale());
   }
 
  private:

@@ -161,7 +161,7 @@ TEST(LayerAlignment, MaskAndWeightAreRead) {
 
 TEST(LayerAlignment, WithoutAGradientOnlyTheLossIsWritten) {
   Call call = random_call();
-  call.grad = {};
+  call.grad = at::Tensor();
   ASSERT_TRUE(call.run(*objective()).ok());
   EXPECT_GT(call.loss.item<double>(), 0.0);
 }
@@ -192,8 +192,10 @@ TEST(LayerAlignment, WrongTensorsAreNamedAndTheInstanceLivesOn) {
        [](Call& c) {
          c.teacher = at::zeros({2, 3, 5});
        }},
-      {"tensor:teacher.layer.hidden", "is missing (NULL)", [](Call& c) { c.teacher = {}; }},
-      {"tensor:student.layer.hidden", "is missing (NULL)", [](Call& c) { c.student = {}; }},
+      {"tensor:teacher.layer.hidden", "is missing (NULL)",
+       [](Call& c) { c.teacher = at::Tensor(); }},
+      {"tensor:student.layer.hidden", "is missing (NULL)",
+       [](Call& c) { c.student = at::Tensor(); }},
       {"tensor:loss_mask", "expected shape [2, 3], got [2, 4]",
        [](Call& c) {
          c.mask = at::ones({2, 4}, at::kByte);
@@ -202,10 +204,11 @@ TEST(LayerAlignment, WrongTensorsAreNamedAndTheInstanceLivesOn) {
        [](Call& c) { c.weight = at::ones({6}); }},
       {"tensor:grad", "expected shape [2, 3, 4], got [24]",
        [](Call& c) { c.grad = at::zeros({24}); }},
-      {"tensor:loss", "is missing (NULL)", [](Call& c) { c.loss = {}; }},
+      {"tensor:loss", "is missing (NULL)", [](Call& c) { c.loss = at::Tensor(); }},
       {"tensor:loss", "expected one number, got shape [2]",
        [](Call& c) { c.loss = at::zeros({2}); }},
-      {"tensor:student.layer.hidden", "got float16", [](Call& c) { c.dtype = sdk::float16; }},
+      {"tensor:student.layer.hidden", "expected a floating dtype, got int32",
+       [](Call& c) { c.dtype = sdk::int32; }},
   };
   const auto made = objective();
   for (const Wrong& wrong : wrongs) {

@@ -25,9 +25,11 @@
 // give the same gradients.
 //
 // Gradients flow to x, to trainable parameters, to the incoming state, and from y, from the
-// outgoing state and from taps. An input that does not reach any output gets zeros. Second
-// derivatives are not offered. No global random numbers: a mixer that wants some makes a generator
-// from graft_exec::seed and ::offset (TorchInput::exec).
+// outgoing state and from taps. A NULL gradient is not computed: without dx and with frozen
+// parameters a backward is that much cheaper. An input that does not reach any output gets zeros.
+// Second derivatives are not offered. So a TorchMixer may claim GRAFT_CAP_BACKWARD, STEP, STRIDED
+// and, where its compute() does its part, STATE_IO, STATEFUL_GRAD and PAD_MASK. No global random
+// numbers: a mixer that wants some makes a generator from TorchInput::exec's seed and offset.
 //
 // CPU tensors of float32, float64, float16 and bfloat16. Needs LibTorch 2.8 or newer; plugins that
 // include this are tied to the LibTorch they were built with (GRAFT_BUILD_TAGS).
@@ -150,13 +152,14 @@ class TorchMixer : public Mixer {
   static std::vector<const void*> memory_of(const TorchInput& in);
   TorchOutput compute_checked(const TorchInput& in);
   Graph build_graph(TorchInput in);
-  Graph graph_for_backward(const graft_exec& exec, const graft_mixer_forward& call);
+  Graph graph_for_backward(TorchInput in, const graft_mixer_forward& call);
   static void write_outputs(const TorchOutput& out, const graft_mixer_forward& call);
   void keep(Graph graph, DLTensor* const* saved);
 
   const Activations activations_;
   graft_plan_in planned_for_{};
   Plan planned_;
+  std::vector<const graft_tensor_spec*> state_specs_;  // point into planned_
   int64_t last_ticket_ = 0;
   std::optional<Graph> kept_;
 };
@@ -254,6 +257,8 @@ inline void TorchMixer::plan(const graft_plan_in& in, Plan& out) {
   planned_for_ = in;
   planned_ = Plan{};
   tensors(in, planned_);
+  const auto specs = planned_.state.c();
+  state_specs_.assign(specs.begin(), specs.end());
   out = planned_;
   if (activations_ == Activations::kept && (in.flags & GRAFT_X_TRAINING) != 0) {
     out.saved.add("ticket", "one", {1}, int64, "which kept graph belongs to this forward");
@@ -293,8 +298,7 @@ inline TorchInput TorchMixer::view_inputs(const graft_exec& exec,
     in.params.push_back(torch_view(param, spec.name()));
   }
   if (call.state_in != nullptr) {
-    Plan planned = planned_;  // c() fills a cache, and a range-for would not keep a temporary alive
-    for (const auto* const spec : planned.state.c()) {
+    for (const graft_tensor_spec* const spec : state_specs_) {
       const std::size_t i = in.state.size();
       const DLTensor& state = require(call.state_in[i], spec->name);
       check_shape(state, spec->name, {spec->shape, static_cast<std::size_t>(spec->ndim)});
@@ -380,29 +384,28 @@ inline void TorchMixer::forward(const graft_exec& exec, const graft_mixer_forwar
   write_outputs(compute_checked(in), call);
 }
 
-inline TorchMixer::Graph TorchMixer::graph_for_backward(const graft_exec& exec,
+// The kept graph when it is the one of this forward, else a new one.
+inline TorchMixer::Graph TorchMixer::graph_for_backward(TorchInput in,
                                                         const graft_mixer_forward& call) {
-  TorchInput in = view_inputs(exec, call);
-  std::optional<Graph> kept = std::exchange(kept_, std::nullopt);
-  if (kept && call.saved != nullptr && call.n_saved > 0 &&
-      data<int64_t>(require(call.saved[0], "ticket"), "ticket")[0] == last_ticket_ &&
-      kept->memory == memory_of(in)) {
-    return std::move(*kept);
-  }
-  return build_graph(std::move(in));
+  const bool ours = kept_ && call.saved != nullptr && call.n_saved > 0 &&
+                    data<int64_t>(require(call.saved[0], "ticket"), "ticket")[0] == last_ticket_ &&
+                    kept_->memory == memory_of(in);
+  if (!ours) return build_graph(std::move(in));
+  Graph graph = std::move(*kept_);
+  kept_.reset();
+  return graph;
 }
 
 inline void TorchMixer::backward(const graft_exec& exec, const graft_mixer_backward& call) {
   const graft_mixer_forward& fwd = *call.fwd;
-  Graph graph = [&] {
-    graft_mixer_forward wanted = fwd;
-    // The graph reaches as far as gradients come from.
-    wanted.taps =
-        const_cast<DLTensor* const*>(reinterpret_cast<const DLTensor* const*>(call.dtaps));
-    wanted.state_out =
-        const_cast<DLTensor* const*>(reinterpret_cast<const DLTensor* const*>(call.dstate_out));
-    return graph_for_backward(exec, wanted);
-  }();
+  TorchInput in = view_inputs(exec, fwd);
+  // The graph has to reach as far as gradients come from.
+  in.want_state = call.dstate_out != nullptr;
+  in.wanted_taps.assign(planned_.taps.size(), false);
+  for (std::size_t i = 0; i < in.wanted_taps.size() && i < fwd.n_taps; ++i) {
+    in.wanted_taps[i] = detail::entry(call.dtaps, i) != nullptr;
+  }
+  const Graph graph = graph_for_backward(std::move(in), fwd);
   detail::Cotangents from;
   from.add({graph.out.y}, 0, &require(call.dy, "dy"), "dy");
   for (std::size_t i = 0; i < planned_.state.size(); ++i) {
