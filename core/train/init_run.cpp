@@ -243,6 +243,7 @@ InitReport run_initializer(const Initializer& initializer, const Backbone& teach
     initializer.run(exec, args);
   } catch (const Error& e) {
     feed.rethrow();
+    if (e.kind() == ErrorKind::interrupted) fail(ErrorKind::interrupted, "interrupted in layer " + std::to_string(layer));
     throw Error(e.kind(), "layer " + std::to_string(layer) + ": " + e.what());
   }
 

@@ -165,10 +165,13 @@ class TinyHost {
   at::Tensor signal(std::size_t batch, const std::string& name) {
     return tensor_of(*std::ranges::find(host.batches.at(batch), name, &FakeTensor::name));
   }
-  // All sequences of a signal, in order.
+  // All sequences of a signal, in order; the host need not give it with every batch.
   at::Tensor all(const std::string& name) {
     std::vector<at::Tensor> parts;
-    for (std::size_t b = 0; b < host.batches.size(); ++b) parts.push_back(signal(b, name));
+    for (auto& batch : host.batches) {
+      const auto found = std::ranges::find(batch, name, &FakeTensor::name);
+      if (found != batch.end()) parts.push_back(tensor_of(*found));
+    }
     return at::cat(parts);
   }
 
