@@ -1,9 +1,15 @@
 // The real binary in processes of its own, on a tiny teacher: what it says and how it ends.
+#include <cmath>
+#include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
-#include "core/student/testing.h"
+#include "core/base/file.h"
+#include "core/base/testing.h"
+#include "core/checkpoint/safetensors.h"
+#include "core/text/testing.h"
 #include "tests/integration/subprocess.h"
 
 namespace graft {
@@ -19,6 +25,27 @@ using Words = std::vector<std::string>;
 
 const fs::path hostapp = fs::path(GRAFT_BUILD_DIR) / "bin/hostapp";
 const fs::path fixtures = fs::path(GRAFT_BUILD_DIR) / "tests/abi/plugins";
+
+// Prose of a small grammar, not the same for two seeds.
+std::string made_up_prose(std::uint32_t seed, std::size_t bytes) {
+  const std::vector<std::string> words = {
+      "the ", "river ", "old ", "walked ", "over ",   "stone ", "bridge ", "and ", "saw ",
+      "a ",   "light ", "in ",  "where ",  "nobody ", "had ",   "lived ",  "for ", "years. "};
+  std::mt19937 random(seed);
+  std::string text;
+  while (text.size() < bytes) text += words[random() % words.size()];
+  return text.substr(0, bytes);
+}
+
+// The golden Llama (2 layers, 4 heads of 16, 2 of them for keys, 320 tokens) that reads and writes
+// bytes.
+void make_tiny_teacher(const fs::path& folder) {
+  fs::create_directory(folder);
+  for (const char* name : {"config.json", "generation_config.json", "model.safetensors"}) {
+    fs::copy_file(fs::path(GRAFT_TEST_DATA) / "models/llama" / name, folder / name);
+  }
+  write_file_atomically(folder / "tokenizer.json", text::byte_level_json().dump());
+}
 
 class HostappTest : public testing::Test {
  protected:
@@ -311,11 +338,22 @@ TEST_F(HostappTest, ATruncatedFileOfWeightsIsNamed) {
 
 TEST_F(HostappTest, WeightsThatAreNoNumbersAreNamed) {
   const fs::path teacher = spoilt_teacher();
-  ModelFiles files = ModelFiles::golden("llama");
-  files.tensors["model.layers.1.mlp.up_proj.weight"][3][5] = std::nan("");
-  files.write(teacher);
+  const std::string tensor = "model.layers.1.mlp.up_proj.weight";
+  std::uint64_t place = 0;
+  {
+    const SafetensorsFile file = SafetensorsFile::open(teacher / "model.safetensors");
+    const MappedFile whole(teacher / "model.safetensors");
+    const std::string bytes(reinterpret_cast<const char*>(file.at(tensor).data), 64);
+    place = whole.text().find(bytes);
+  }
+  std::fstream spoil(teacher / "model.safetensors",
+                     std::ios::in | std::ios::out | std::ios::binary);
+  const float nan = std::nanf("");
+  spoil.seekp(static_cast<std::streamoff>(place + 20));
+  spoil.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  spoil.close();
   expect_refused(job({"--teacher", teacher.string()}), ErrorKind::input,
-                 HasSubstr("model.layers.1.mlp.up_proj.weight"));
+                 HasSubstr(tensor));
 }
 
 TEST_F(HostappTest, ABadTextIsNamed) {
