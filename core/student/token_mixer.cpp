@@ -226,8 +226,8 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
     std::vector<at::Tensor> dtaps(plan.taps.size());
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (grads[i + 1].defined()) dtaps[static_cast<std::size_t>(wanted[i])] = grads[i + 1].contiguous();
-    // The plugin always writes dx; a parameter that does not train is a NULL entry.
-    at::Tensor dx = at::empty_like(x);
+    // What nobody asks for is NULL: a plugin then leaves its matrix products out.
+    const at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
     std::vector<at::Tensor> dparams(n_params);
     for (std::size_t i = 0; i < n_params; ++i)
       if (ctx->needs_input_grad(1 + i)) dparams[i] = at::empty_like(params[i]);

@@ -365,7 +365,7 @@ typedef struct graft_mixer_backward {
   const DLTensor* dy;
   const DLTensor* const* dstate_out;  /* NULL = zero; otherwise GRAFT_CAP_STATEFUL_GRAD */
   const DLTensor* const* dtaps;       /* NULL, or NULL entries = zero */
-  DLTensor* dx;                    /* written (=) */
+  DLTensor* dx;                    /* NULL = not wanted; written (=) */
   DLTensor* const* dparams;        /* NULL, or NULL entries = frozen; = or += by GRAFT_X_ACCUMULATE */
   DLTensor* const* dstate_in;      /* NULL = not wanted; written (=) */
 } graft_mixer_backward;

@@ -78,7 +78,7 @@ class Leaky final : public sdk::Mixer {
     const auto x = sdk::data<const float>(sdk::require(fwd.x, "x"), "x");
     const auto s = sdk::data<const float>(sdk::require(fwd.saved[0], "saved.s"), "saved.s");
     const auto dy = sdk::data<const float>(sdk::require(call.dy, "dy"), "dy");
-    const auto dx = sdk::data<float>(sdk::require(call.dx, "dx"), "dx");
+    const auto dx = call.dx == nullptr ? std::span<float>() : sdk::data<float>(*call.dx, "dx");
     const auto raw = sdk::data<const float>(sdk::require(fwd.params[0], "decay"), "decay");
     const int64_t batch = fwd.x->shape[0], tokens = fwd.x->shape[1];
     const float* const s0 = optional_data<const float>(fwd.state_in, "state_in");
@@ -98,7 +98,7 @@ class Leaky final : public sdk::Mixer {
                                       : (s0 == nullptr ? 0.0 : s0[b * model_ + c]);
           ds += dy[i];
           da += ds * (before - x[i]);
-          dx[i] = static_cast<float>((1.0 - a) * ds);
+          if (!dx.empty()) dx[i] = static_cast<float>((1.0 - a) * ds);
           ds *= a;
         }
         if (ds0 != nullptr) ds0[b * model_ + c] = static_cast<float>(ds);
