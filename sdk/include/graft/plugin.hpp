@@ -318,17 +318,18 @@ class InitArgs {
   // Sets GRAFT_NATURAL_* `what` of the target mixer to values[h] per head and marks what it wrote.
   // False: the mixer has no such quantity; say so in the log.
   bool set_natural(const std::string& what, std::span<const double> values) {
-    const graft_mixer* const mixer = c_.mixer;
-    if (mixer == nullptr || mixer->v == nullptr || mixer->v->get_extension == nullptr) return false;
-    const auto* const domain = static_cast<const graft_mixer_domain*>(
-        mixer->v->get_extension(c_.mixer, GRAFT_EXT_MIXER_DOMAIN));
-    if (domain == nullptr || domain->set == nullptr) return false;
+    if (c_.mixer == nullptr) return false;
+    const auto table = detail::widened(c_.mixer->v);
+    if (table.get_extension == nullptr) return false;
+    const auto domain = detail::widened(static_cast<const graft_mixer_domain*>(
+        table.get_extension(c_.mixer, GRAFT_EXT_MIXER_DOMAIN)));
+    if (domain.set == nullptr) return false;
     std::vector<DLTensor*> params;
     for (const auto& param : student_) params.push_back(&param.tensor());
     graft_error error = empty_error();
     const graft_status status =
-        domain->set(c_.mixer, what.c_str(), static_cast<uint32_t>(values.size()), values.data(),
-                    params.data(), c_.student_written, &error);
+        domain.set(c_.mixer, what.c_str(), static_cast<uint32_t>(values.size()), values.data(),
+                   params.data(), c_.student_written, &error);
     if (status == GRAFT_UNIMPLEMENTED) return false;
     check(status, error, cat("setting '", what, "' of the mixer"));
     return true;
