@@ -14,6 +14,7 @@
 #include "apps/hostapp/table.h"
 #include "core/base/error.h"
 #include "core/base/message.h"
+#include "core/base/suggest.h"
 #include "core/config/layer_set.h"
 #include "core/job/main_job.h"
 #include "core/loader/registry.h"
@@ -49,10 +50,16 @@ void require_the_job(const Config& config) {
 }
 
 void check_values(const Config& config, const std::filesystem::path& missing_recipe) {
-  for (const std::string& spec : config.get<Strings>("keep_attention"))
-    check_attention_layers(spec);
-  if (config.get<Strings>("keep_attention").empty())
+  const Strings& keep = config.get<Strings>("keep_attention");
+  if (keep.empty()) {
     reject(config, "keep_attention", "an empty list; for no layer write \"none\"");
+  }
+  for (const std::string& spec : keep) {
+    check_attention_layers(spec);
+    if (std::count(keep.begin(), keep.end(), spec) > 1) {
+      reject(config, "keep_attention", quoted(spec) + " is given twice");
+    }
+  }
   if (!config.get<bool>("calibrate.enabled")) return;
   if (config.text("calibrate.objective.name").empty()) {
     fail(ErrorKind::usage,

@@ -71,41 +71,19 @@ class HostappTest : public testing::Test {
   static std::string shared(const std::string& name) { return (*shared_ / name).string(); }
 
   // The main job at its smallest.
-  static Words job(const Words& more = {}) {
-    Words words = {"--mixer",
-                   "gdn",
-                   "--init",
-                   "taylor",
-                   "--teacher",
-                   shared("teacher"),
-                   "--text",
-                   shared("a.txt"),
-                   shared("b.txt"),
-                   "--eval-text",
-                   shared("held_out.txt"),
-                   "--out",
-                   "out",
-                   "--window",
-                   "32",
-                   "--init.tokens",
-                   "512",
-                   "--calibrate.tokens",
-                   "768",
-                   "--calibrate.steps",
-                   "5",
-                   "--eval.context",
-                   "64",
-                   "--eval.windows",
-                   "4",
-                   "--agreement.prompts",
-                   "3",
-                   "--agreement.prompt_length",
-                   "8",
-                   "--agreement.tokens",
-                   "5",
-                   "--threads",
-                   "1"};
-    words.insert(words.end(), more.begin(), more.end());
+  static Words job(const Words& more = {}, const std::string& eval_text = shared("held_out.txt")) {
+    Words words;
+    std::istringstream fixed(
+        "--mixer gdn --init taylor --out out --window 32 --init.tokens 512 --calibrate.tokens 768 "
+        "--calibrate.steps 5 --eval.context 64 --eval.windows 4 --agreement.prompts 3 "
+        "--agreement.prompt_length 8 --agreement.tokens 5 --threads 1");
+    for (std::string word; fixed >> word;) words.push_back(word);
+    for (const Words& part : {Words{"--teacher", shared("teacher")},
+                              {"--eval-text", eval_text},
+                              {"--text", shared("a.txt"), shared("b.txt")},
+                              more}) {
+      words.insert(words.end(), part.begin(), part.end());
+    }
     return words;
   }
 
@@ -274,6 +252,8 @@ TEST_F(HostappTest, FlagsAndFilesAreChecked) {
                        HasSubstr("(did you mean 'paper'?)")));
   expect_refused(job({"--keep-attention", "uniform:0"}), ErrorKind::usage,
                  HasSubstr("keep_attention 'uniform:0'"));
+  expect_refused(job({"--keep-attention", "none", "none"}), ErrorKind::usage,
+                 HasSubstr("--keep-attention: keep_attention: 'none' is given twice"));
   expect_refused(job({"--keep-attention", "0,7"}), ErrorKind::usage,
                  HasSubstr("the model has layers 0 to 1, not 7"));
   expect_refused(job({"--compare", "nave"}), ErrorKind::usage,
@@ -352,8 +332,7 @@ TEST_F(HostappTest, WeightsThatAreNoNumbersAreNamed) {
   spoil.seekp(static_cast<std::streamoff>(place + 20));
   spoil.write(reinterpret_cast<const char*>(&nan), sizeof nan);
   spoil.close();
-  expect_refused(job({"--teacher", teacher.string()}), ErrorKind::input,
-                 HasSubstr(tensor));
+  expect_refused(job({"--teacher", teacher.string()}), ErrorKind::input, HasSubstr(tensor));
 }
 
 TEST_F(HostappTest, ABadTextIsNamed) {
@@ -368,11 +347,16 @@ TEST_F(HostappTest, ABadTextIsNamed) {
   const std::string brief = write("brief.txt", "too short").string();
   expect_refused(job({"--text", brief}), ErrorKind::input,
                  AllOf(HasSubstr(brief), HasSubstr("window")));
+  expect_refused(job({}, brief), ErrorKind::input,
+                 AllOf(HasSubstr("brief.txt"), HasSubstr("window")));
 }
 
 TEST_F(HostappTest, EvaluatingOnTheCalibrationTextIsRefused) {
-  expect_refused(job({"--eval-text", shared("a.txt")}), ErrorKind::input,
-                 HasSubstr("is calibration text too"));
+  expect_refused(job({}, shared("a.txt")), ErrorKind::input,
+                 AllOf(HasSubstr(shared("a.txt")), HasSubstr("is calibration text too")));
+  const std::string part = write("part.txt", "Something else. " + made_up_prose(1, 5000)).string();
+  expect_refused(job({}, part), ErrorKind::input,
+                 AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("part.txt")));
 }
 
 // ---------------------------------------------------------------- the out folder
