@@ -355,7 +355,7 @@ TEST_F(HostappTest, EvaluatingOnTheCalibrationTextIsRefused) {
   expect_refused(job({}, shared("a.txt")), ErrorKind::input,
                  AllOf(HasSubstr(shared("a.txt")), HasSubstr("is calibration text too")));
   const std::string part = write("part.txt", "Something else. " + made_up_prose(1, 5000)).string();
-  expect_refused(job({}, part), ErrorKind::input,
+  expect_refused(job({"--eval.windows", "40"}, part), ErrorKind::input,
                  AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("part.txt")));
 }
 
