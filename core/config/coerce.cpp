@@ -179,8 +179,7 @@ ConfigValue parse_words(const std::vector<std::string>& words, ValueType type,
   } else if (const auto value = parse_scalar<double>(word)) {
     return *value;
   }
-  bad_value(where, name,
-            "expected " + std::string(describe_type(type)) + ", got " + quoted(word));
+  bad_value(where, name, "expected " + std::string(describe_type(type)) + ", got " + quoted(word));
 }
 
 }  // namespace graft

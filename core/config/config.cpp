@@ -82,8 +82,8 @@ void Config::set_flag(const std::string& key, const std::vector<std::string>& wo
     return put(key, {parse_toml_value(word).value_or(std::move(text)), origin, word});
   }
   if (schema_->find_table(key) || schema_->is_section(key)) {
-    fail(ErrorKind::usage, flag + ": " + quoted(key) +
-                               " is a table; set one of its keys: --" + key + ".KEY VALUE");
+    fail(ErrorKind::usage,
+         flag + ": " + quoted(key) + " is a table; set one of its keys: --" + key + ".KEY VALUE");
   }
   if (schema_->find_row(key)) {
     fail(ErrorKind::usage, flag + ": " + quoted(key) +
@@ -99,8 +99,7 @@ void Config::set_default(const std::string& key, const ConfigValue& value,
 
 const ConfigEntry& Config::at(std::string_view key) const {
   const auto entry = entries_.find(key);
-  if (entry == entries_.end())
-    fail(ErrorKind::internal, "no configuration key " + quoted(key));
+  if (entry == entries_.end()) fail(ErrorKind::internal, "no configuration key " + quoted(key));
   return entry->second;
 }
 
@@ -116,8 +115,7 @@ std::map<std::string, ConfigEntry> Config::table(std::string_view name) const {
 
 const std::vector<Config>& Config::rows(std::string_view name) const {
   const auto found = rows_.find(name);
-  if (found == rows_.end())
-    fail(ErrorKind::internal, "no configuration rows " + quoted(name));
+  if (found == rows_.end()) fail(ErrorKind::internal, "no configuration rows " + quoted(name));
   return found->second.list;
 }
 

@@ -141,8 +141,8 @@ class TomlReader {
     if (const FreeTable* free = schema.table_holding(full); free && !node.is_table()) {
       return read_free_value(*free, full, key, node, config);
     }
-    reject(key.source(), (node.is_table() ? "unknown table " : "unknown key ") +
-                             quoted(full) + schema.suggestion(full));
+    reject(key.source(), (node.is_table() ? "unknown table " : "unknown key ") + quoted(full) +
+                             schema.suggestion(full));
   }
 
   const toml::table& want_table(const std::string& full, const toml::key& key,
@@ -213,8 +213,8 @@ class TomlReader {
     const toml::array* array = node.as_array();
     const auto is_table = [](const toml::node& item) { return item.is_table(); };
     if (!array || !std::all_of(array->begin(), array->end(), is_table)) {
-      reject(key.source(), quoted(rows.name) +
-                               " is a list of tables; start each row with [[" + rows.name + "]]");
+      reject(key.source(),
+             quoted(rows.name) + " is a list of tables; start each row with [[" + rows.name + "]]");
     }
     std::vector<Config> list;
     for (const toml::node& item : *array) {

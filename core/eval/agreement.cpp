@@ -11,15 +11,16 @@
 
 namespace graft {
 
-at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip, std::int64_t count,
-                          std::int64_t length, const std::string& what) {
+at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip,
+                          std::int64_t count, std::int64_t length, const std::string& what) {
   const auto total = static_cast<std::int64_t>(tokens.size());
   // A text with nothing behind the skipped part is used from its start.
   const std::int64_t begin = total - skip >= count * length ? skip : 0;
   const std::int64_t room = total - begin;
   if (room < count * length)
-    fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(total) + " tokens; " + std::to_string(count) +
-                               " prompts of " + std::to_string(length) + " tokens need " + std::to_string(count * length) +
+    fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(total) + " tokens; " +
+                               std::to_string(count) + " prompts of " + std::to_string(length) +
+                               " tokens need " + std::to_string(count * length) +
                                " (generate.prompts, generate.prompt_length)");
   at::Tensor prompts = at::empty({count, length}, at::kLong);
   auto* out = prompts.data_ptr<std::int64_t>();
@@ -28,7 +29,8 @@ at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t ski
   return prompts;
 }
 
-TeacherContinuations continue_greedily(const Model& teacher, const at::Tensor& prompts, std::int64_t tokens) {
+TeacherContinuations continue_greedily(const Model& teacher, const at::Tensor& prompts,
+                                       std::int64_t tokens) {
   return {prompts, greedy(teacher, prompts, tokens)};
 }
 
@@ -37,10 +39,15 @@ Agreement agreement(const Model& student, const TeacherContinuations& teacher) {
   const std::int64_t tokens = teacher.continuations.size(1), length = teacher.prompts.size(1);
   Agreement result;
   if (tokens == 0 || teacher.prompts.size(0) == 0) return result;
-  result.greedy = greedy(student, teacher.prompts, tokens).eq(teacher.continuations).to(at::kDouble).mean().item<double>();
+  result.greedy = greedy(student, teacher.prompts, tokens)
+                      .eq(teacher.continuations)
+                      .to(at::kDouble)
+                      .mean()
+                      .item<double>();
 
   // The teacher's continuation but its last token, so that each of its tokens is predicted once.
-  const at::Tensor ids = at::cat({teacher.prompts, teacher.continuations.narrow(1, 0, tokens - 1)}, 1);
+  const at::Tensor ids =
+      at::cat({teacher.prompts, teacher.continuations.narrow(1, 0, tokens - 1)}, 1);
   const at::Tensor rows = student.hidden(ids).narrow(1, length - 1, tokens);
   double equal = 0;
   for (std::int64_t i = 0; i < rows.size(0); ++i)

@@ -44,27 +44,31 @@ TEST_P(PerplexityTest, AUniformModelScoresItsVocabularyAndEachTokenOnce) {
   TempFolder folder;
   const auto [count, context, stride, windows, scored, bos] = GetParam();
   const Perplexity result =
-      perplexity(uniform_model(folder / "m"), some_tokens(static_cast<std::size_t>(count)), {context, windows, stride, bos}, "text");
+      perplexity(uniform_model(folder / "m"), some_tokens(static_cast<std::size_t>(count)),
+                 {context, windows, stride, bos}, "text");
   EXPECT_NEAR(result.value(), 320.0, 1e-3);
   EXPECT_EQ(result.scored, scored);
 }
 
-// W = 16. Windows that share nothing leave each window's first token unscored; overlapping ones score all but the first.
-INSTANTIATE_TEST_SUITE_P(Lengths, PerplexityTest,
-                         testing::Values(PerplexityCase{2, 16, 0, 0, 1}, PerplexityCase{15, 16, 0, 0, 14},
-                                         PerplexityCase{16, 16, 0, 0, 15}, PerplexityCase{17, 16, 0, 0, 15},
-                                         PerplexityCase{31, 16, 0, 0, 29}, PerplexityCase{64, 16, 0, 0, 60},
-                                         PerplexityCase{64, 16, 0, 2, 30}, PerplexityCase{16, 16, 15, 0, 15},
-                                         PerplexityCase{17, 16, 15, 0, 16}, PerplexityCase{31, 16, 8, 0, 30},
-                                         PerplexityCase{200, 16, 1, 0, 199}, PerplexityCase{1, 16, 0, 0, 1, true},
-                                         PerplexityCase{31, 16, 0, 0, 31, true}));
+// W = 16. Windows that share nothing leave each window's first token unscored; overlapping ones
+// score all but the first.
+INSTANTIATE_TEST_SUITE_P(
+    Lengths, PerplexityTest,
+    testing::Values(PerplexityCase{2, 16, 0, 0, 1}, PerplexityCase{15, 16, 0, 0, 14},
+                    PerplexityCase{16, 16, 0, 0, 15}, PerplexityCase{17, 16, 0, 0, 15},
+                    PerplexityCase{31, 16, 0, 0, 29}, PerplexityCase{64, 16, 0, 0, 60},
+                    PerplexityCase{64, 16, 0, 2, 30}, PerplexityCase{16, 16, 15, 0, 15},
+                    PerplexityCase{17, 16, 15, 0, 16}, PerplexityCase{31, 16, 8, 0, 30},
+                    PerplexityCase{200, 16, 1, 0, 199}, PerplexityCase{1, 16, 0, 0, 1, true},
+                    PerplexityCase{31, 16, 0, 0, 31, true}));
 
 TEST(Perplexity, TokensAreWeightedNotWindowsAveraged) {
   TempFolder folder;
   const Model model = golden_model(folder / "m");
   const auto tokens = some_tokens(40);  // windows of 32 and 8
   const Perplexity whole = perplexity(model, tokens, {32, 0, 0, false}, "text");
-  const Perplexity first = perplexity(model, std::span(tokens).first(32), {32, 0, 0, false}, "text");
+  const Perplexity first =
+      perplexity(model, std::span(tokens).first(32), {32, 0, 0, false}, "text");
   const Perplexity second = perplexity(model, std::span(tokens).last(8), {32, 0, 0, false}, "text");
   EXPECT_EQ(whole.scored, 31 + 7);
   EXPECT_NEAR(whole.nll, first.nll + second.nll, 1e-3);
@@ -75,9 +79,12 @@ TEST(Perplexity, EqualsTheReferenceLoss) {
   const auto expected = read_tensors(kModels / "llama/expected.safetensors");
   TempFolder folder;
   const at::Tensor ids = expected.at("input_ids")[0].to(at::kInt).contiguous();
-  const std::span<const std::int32_t> tokens(ids.const_data_ptr<std::int32_t>(), static_cast<std::size_t>(ids.size(0)));
-  const Perplexity result = perplexity(golden_model(folder / "m"), tokens, {64, 0, 0, false}, "text");
-  EXPECT_NEAR(result.nll / static_cast<double>(result.scored), expected.at("loss").item<double>(), 1e-5);
+  const std::span<const std::int32_t> tokens(ids.const_data_ptr<std::int32_t>(),
+                                             static_cast<std::size_t>(ids.size(0)));
+  const Perplexity result =
+      perplexity(golden_model(folder / "m"), tokens, {64, 0, 0, false}, "text");
+  EXPECT_NEAR(result.nll / static_cast<double>(result.scored), expected.at("loss").item<double>(),
+              1e-5);
 }
 
 TEST(Perplexity, WhatCannotBeScoredIsSaid) {
@@ -85,9 +92,12 @@ TEST(Perplexity, WhatCannotBeScoredIsSaid) {
   const Model model = golden_model(folder / "m");
   EXPECT_GRAFT_ERROR(perplexity(model, {}, {16, 0, 0, false}, "empty.txt"), ErrorKind::input,
                      AllOf(HasSubstr("'empty.txt'"), HasSubstr("0 tokens")));
-  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(1), {16, 0, 0, false}, "one.txt"), ErrorKind::input, HasSubstr("at least 2"));
-  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(9), {1, 0, 0, false}, "t"), ErrorKind::usage, HasSubstr("eval.context is 1"));
-  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(9), {4, 0, 5, false}, "t"), ErrorKind::usage, HasSubstr("eval.stride is 5"));
+  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(1), {16, 0, 0, false}, "one.txt"),
+                     ErrorKind::input, HasSubstr("at least 2"));
+  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(9), {1, 0, 0, false}, "t"), ErrorKind::usage,
+                     HasSubstr("eval.context is 1"));
+  EXPECT_GRAFT_ERROR(perplexity(model, some_tokens(9), {4, 0, 5, false}, "t"), ErrorKind::usage,
+                     HasSubstr("eval.stride is 5"));
 }
 
 TEST(Perplexity, TheProtocolNamesCountsContextStrideAndBos) {
@@ -95,7 +105,8 @@ TEST(Perplexity, TheProtocolNamesCountsContextStrideAndBos) {
   result.windows = 16;
   result.scored = 8176;
   EXPECT_EQ(protocol({512, 16, 0, false}, result),
-            "16 consecutive windows of 512 tokens, stride 512, no BOS, each from an empty state; 8176 tokens scored, each once");
+            "16 consecutive windows of 512 tokens, stride 512, no BOS, each from an empty state; "
+            "8176 tokens scored, each once");
 }
 
 // ---- generation
@@ -140,20 +151,28 @@ TEST(Generate, StopsAtAStopTokenAndWhenTheCallerSays) {
   const auto first = std::find(ids.begin(), ids.end(), ids[3]);
   EXPECT_EQ(report.ids, std::vector<std::int32_t>(ids.begin(), first));
   int seen = 0;
-  EXPECT_EQ(generate(free, some_tokens(6), 8, {}, [&](std::int32_t) { return ++seen < 3; }, true).ids.size(), 3u);
+  EXPECT_EQ(generate(
+                free, some_tokens(6), 8, {}, [&](std::int32_t) { return ++seen < 3; }, true)
+                .ids.size(),
+            3u);
 }
 
 TEST(Generate, BadOptionsAreNamed) {
   TempFolder folder;
   const Model model = golden_model(folder / "m");
-  EXPECT_GRAFT_ERROR(generate(model, {}, 4, {}), ErrorKind::usage, HasSubstr("prompt has no tokens"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = -1}), ErrorKind::usage, HasSubstr("temperature is -1"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_p = 0}), ErrorKind::usage, HasSubstr("top-p is 0"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_k = -2}), ErrorKind::usage, HasSubstr("top-k is -2"));
+  EXPECT_GRAFT_ERROR(generate(model, {}, 4, {}), ErrorKind::usage,
+                     HasSubstr("prompt has no tokens"));
+  EXPECT_GRAFT_ERROR(Sampler({.temperature = -1}), ErrorKind::usage,
+                     HasSubstr("temperature is -1"));
+  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_p = 0}), ErrorKind::usage,
+                     HasSubstr("top-p is 0"));
+  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_k = -2}), ErrorKind::usage,
+                     HasSubstr("top-k is -2"));
 }
 
 TEST(Sampler, FollowsTheDistributionWithinTopKAndTopP) {
-  const at::Tensor logits = at::tensor({0.0, std::log(2.0), std::log(5.0), std::log(2.0)});  // .1 .2 .5 .2
+  const at::Tensor logits =
+      at::tensor({0.0, std::log(2.0), std::log(5.0), std::log(2.0)});  // .1 .2 .5 .2
   const auto counts = [&](const SampleOptions& options) {
     Sampler sampler(options);
     std::vector<int> count(4);
@@ -186,8 +205,10 @@ TEST(Agreement, AModelAgreesWithItself) {
 
 TEST(Agreement, AConstantModelAgreesByChanceAlone) {
   TempFolder folder;
-  const Model teacher = golden_model(folder / "m"), constant = uniform_model(folder / "u");  // always says token 0
-  const auto continuations = continue_greedily(teacher, spread_prompts(some_tokens(400), 0, 4, 10, "text"), 8);
+  const Model teacher = golden_model(folder / "m"),
+              constant = uniform_model(folder / "u");  // always says token 0
+  const auto continuations =
+      continue_greedily(teacher, spread_prompts(some_tokens(400), 0, 4, 10, "text"), 8);
   const double zeros = continuations.continuations.eq(0).to(at::kDouble).mean().item<double>();
   const Agreement result = agreement(constant, continuations);
   EXPECT_EQ(result.greedy, zeros);

@@ -30,20 +30,26 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 Sampler::Sampler(const SampleOptions& options) : options_(options), state_(options.seed) {
   if (!(options.temperature >= 0))
-    fail(ErrorKind::usage, "temperature is " + std::to_string(options.temperature) + "; it must be 0 (greedy) or more");
+    fail(ErrorKind::usage, "temperature is " + std::to_string(options.temperature) +
+                               "; it must be 0 (greedy) or more");
   if (!(options.top_p > 0 && options.top_p <= 1))
-    fail(ErrorKind::usage, "top-p is " + std::to_string(options.top_p) + "; it must lie above 0 and at most 1");
-  if (options.top_k < 0) fail(ErrorKind::usage, "top-k is " + std::to_string(options.top_k) + "; it must be 0 (all) or more");
+    fail(ErrorKind::usage,
+         "top-p is " + std::to_string(options.top_p) + "; it must lie above 0 and at most 1");
+  if (options.top_k < 0)
+    fail(ErrorKind::usage,
+         "top-k is " + std::to_string(options.top_k) + "; it must be 0 (all) or more");
 }
 
 std::int32_t Sampler::pick(const at::Tensor& logits) {
-  if (options_.temperature == 0) return static_cast<std::int32_t>(logits.argmax().item<std::int64_t>());
+  if (options_.temperature == 0)
+    return static_cast<std::int32_t>(logits.argmax().item<std::int64_t>());
   const at::Tensor probabilities = (logits.to(at::kDouble) / options_.temperature).softmax(0);
   const auto [sorted, order] = probabilities.sort(/*stable=*/true, 0, /*descending=*/true);
   const double* p = sorted.const_data_ptr<double>();
   std::int64_t kept = 0;
   double mass = 0;
-  const std::int64_t limit = options_.top_k == 0 ? sorted.size(0) : std::min(options_.top_k, sorted.size(0));
+  const std::int64_t limit =
+      options_.top_k == 0 ? sorted.size(0) : std::min(options_.top_k, sorted.size(0));
   while (kept < limit && (kept == 0 || mass < options_.top_p)) mass += p[kept++];
   double target = uniform(state_) * mass;
   std::int64_t chosen = 0;
@@ -51,12 +57,13 @@ std::int32_t Sampler::pick(const at::Tensor& logits) {
   return static_cast<std::int32_t>(order[chosen].item<std::int64_t>());
 }
 
-GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
-                        const SampleOptions& options, const std::function<bool(std::int32_t)>& on_token,
-                        bool ignore_stop) {
+GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt,
+                        std::int64_t max_tokens, const SampleOptions& options,
+                        const std::function<bool(std::int32_t)>& on_token, bool ignore_stop) {
   c10::InferenceMode inference;
   if (prompt.empty())
-    fail(ErrorKind::usage, "the prompt has no tokens; give at least one character, or a model with a BOS token");
+    fail(ErrorKind::usage,
+         "the prompt has no tokens; give at least one character, or a model with a BOS token");
   Sampler sampler(options);
   GenerateReport report;
   Decoder decoder(model, 1);

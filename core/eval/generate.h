@@ -11,9 +11,9 @@
 namespace graft {
 
 struct SampleOptions {
-  double temperature = 0;    // 0 = greedy: the most likely token, the lowest id of equals
-  std::int64_t top_k = 0;    // 0 = all
-  double top_p = 1.0;        // the smallest set of tokens whose probability reaches it
+  double temperature = 0;  // 0 = greedy: the most likely token, the lowest id of equals
+  std::int64_t top_k = 0;  // 0 = all
+  double top_p = 1.0;      // the smallest set of tokens whose probability reaches it
   std::uint64_t seed = 0;
 };
 
@@ -30,19 +30,22 @@ class Sampler {
 };
 
 struct GenerateReport {
-  std::vector<std::int32_t> ids;   // what was generated, a stop token not included
-  bool stopped = false;            // by a stop token
+  std::vector<std::int32_t> ids;  // what was generated, a stop token not included
+  bool stopped = false;           // by a stop token
   double prefill_seconds = 0, decode_seconds = 0;
-  std::uint64_t state_bytes = 0;   // keys, values and states at the end
+  std::uint64_t state_bytes = 0;  // keys, values and states at the end
 };
 
-// Feeds the prompt at once, then token by token. `on_token` sees each token as it comes and may end the generation by
-// returning false. Stops at one of the model's stop tokens, unless `ignore_stop`. Throws Error(usage) for an empty prompt.
-GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
-                        const SampleOptions& options, const std::function<bool(std::int32_t)>& on_token = {},
+// Feeds the prompt at once, then token by token. `on_token` sees each token as it comes and may end
+// the generation by returning false. Stops at one of the model's stop tokens, unless `ignore_stop`.
+// Throws Error(usage) for an empty prompt.
+GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt,
+                        std::int64_t max_tokens, const SampleOptions& options,
+                        const std::function<bool(std::int32_t)>& on_token = {},
                         bool ignore_stop = false);
 
-// Greedy continuations of equally long prompts ids [B,P] i64, as one batch: [B,tokens] i64. Stop tokens do not stop.
+// Greedy continuations of equally long prompts ids [B,P] i64, as one batch: [B,tokens] i64. Stop
+// tokens do not stop.
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens);
 
 }  // namespace graft

@@ -42,25 +42,31 @@ std::vector<Window> make_windows(std::int64_t tokens, const PerplexityOptions& o
 }
 
 // Sum of -log p over the scored tokens of equally long windows, run as one batch.
-double negative_log_likelihood(const Model& model, std::span<const std::int32_t> tokens, std::span<const Window> windows,
-                               const PerplexityOptions& options) {
+double negative_log_likelihood(const Model& model, std::span<const std::int32_t> tokens,
+                               std::span<const Window> windows, const PerplexityOptions& options) {
   const std::int64_t length = windows[0].end - windows[0].start;
   const std::int64_t shift = options.bos ? 1 : 0;
-  at::Tensor ids = at::empty({static_cast<std::int64_t>(windows.size()), length + shift}, at::kLong);
+  at::Tensor ids =
+      at::empty({static_cast<std::int64_t>(windows.size()), length + shift}, at::kLong);
   auto* out = ids.data_ptr<std::int64_t>();
   for (const Window& window : windows) {
     if (options.bos) *out++ = *model.config().bos_id;
-    for (std::int64_t i = window.start; i < window.end; ++i) *out++ = tokens[static_cast<std::size_t>(i)];
+    for (std::int64_t i = window.start; i < window.end; ++i)
+      *out++ = tokens[static_cast<std::size_t>(i)];
   }
   const at::Tensor hidden = model.hidden(ids);
   double nll = 0;
   for (std::size_t w = 0; w < windows.size(); ++w) {
-    const std::int64_t first = windows[w].first_scored - windows[w].start + shift, total = length + shift;
+    const std::int64_t first = windows[w].first_scored - windows[w].start + shift,
+                       total = length + shift;
     for (std::int64_t at = first; at < total; at += kRowsAtOnce) {
       const std::int64_t rows = std::min(kRowsAtOnce, total - at);
       const at::Tensor row_ids = ids[static_cast<std::int64_t>(w)].narrow(0, at, rows);
-      const at::Tensor logits = model.logits(hidden[static_cast<std::int64_t>(w)].narrow(0, at - 1, rows));
-      nll += at::cross_entropy_loss(logits, row_ids, {}, at::Reduction::None).sum(at::kDouble).item<double>();
+      const at::Tensor logits =
+          model.logits(hidden[static_cast<std::int64_t>(w)].narrow(0, at - 1, rows));
+      nll += at::cross_entropy_loss(logits, row_ids, {}, at::Reduction::None)
+                 .sum(at::kDouble)
+                 .item<double>();
     }
   }
   return nll;
@@ -68,20 +74,26 @@ double negative_log_likelihood(const Model& model, std::span<const std::int32_t>
 
 void check(const Model& model, const PerplexityOptions& options) {
   if (options.context < 2)
-    fail(ErrorKind::usage, "eval.context is " + std::to_string(options.context) + "; a prediction needs at least 2 tokens");
+    fail(ErrorKind::usage, "eval.context is " + std::to_string(options.context) +
+                               "; a prediction needs at least 2 tokens");
   if (options.stride < 0 || options.stride > options.context)
-    fail(ErrorKind::usage, "eval.stride is " + std::to_string(options.stride) + "; it must lie in 0 (windows share nothing) to eval.context (" +
-                               std::to_string(options.context) + "), or tokens between windows would be skipped");
+    fail(ErrorKind::usage, "eval.stride is " + std::to_string(options.stride) +
+                               "; it must lie in 0 (windows share nothing) to eval.context (" +
+                               std::to_string(options.context) +
+                               "), or tokens between windows would be skipped");
   if (options.bos && !model.config().bos_id)
     fail(ErrorKind::usage, "eval.bos is set, but the model's config.json names no bos_token_id");
 }
 
 }  // namespace
 
-double Perplexity::value() const { return scored == 0 ? NAN : std::exp(nll / static_cast<double>(scored)); }
+double Perplexity::value() const {
+  return scored == 0 ? NAN : std::exp(nll / static_cast<double>(scored));
+}
 
-Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens, const PerplexityOptions& options,
-                      const std::string& what, const std::function<bool()>& should_stop) {
+Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens,
+                      const PerplexityOptions& options, const std::string& what,
+                      const std::function<bool()>& should_stop) {
   c10::InferenceMode inference;
   check(model, options);
   const auto start = std::chrono::steady_clock::now();
@@ -91,10 +103,12 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens, 
                                " tokens: not one can be scored; a prediction needs at least 2");
   Perplexity result;
   for (std::size_t i = 0; i < windows.size();) {
-    if (should_stop && should_stop()) fail(ErrorKind::interrupted, "interrupted while evaluating " + quoted(what));
+    if (should_stop && should_stop())
+      fail(ErrorKind::interrupted, "interrupted while evaluating " + quoted(what));
     const std::int64_t length = windows[i].end - windows[i].start;
     std::size_t count = 1;  // only windows of one length make a batch: the last may be short
-    while (i + count < windows.size() && count < kWindowsAtOnce && windows[i + count].end - windows[i + count].start == length)
+    while (i + count < windows.size() && count < kWindowsAtOnce &&
+           windows[i + count].end - windows[i + count].start == length)
       ++count;
     const std::span<const Window> batch(windows.data() + i, count);
     result.nll += negative_log_likelihood(model, tokens, batch, options);
@@ -110,9 +124,11 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens, 
 }
 
 std::string protocol(const PerplexityOptions& options, const Perplexity& result) {
-  const std::int64_t stride = options.stride == 0 ? options.context - (options.bos ? 1 : 0) : options.stride;
-  return std::to_string(result.windows) + " consecutive windows of " + std::to_string(options.context) + " tokens, stride " +
-         std::to_string(stride) + ", " + (options.bos ? "BOS before each" : "no BOS") + ", each from an empty state; " +
+  const std::int64_t stride =
+      options.stride == 0 ? options.context - (options.bos ? 1 : 0) : options.stride;
+  return std::to_string(result.windows) + " consecutive windows of " +
+         std::to_string(options.context) + " tokens, stride " + std::to_string(stride) + ", " +
+         (options.bos ? "BOS before each" : "no BOS") + ", each from an empty state; " +
          std::to_string(result.scored) + " tokens scored, each once";
 }
 

@@ -21,7 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calibration and evaluation may not share as many consecutive tokens as this. Shorter runs occur by chance
+// Calibration and evaluation may not share as many consecutive tokens as this. Shorter runs occur
+// by chance
 // ("CHAPTER I", stock phrases).
 constexpr std::int64_t kSharedSpan = 32;
 
@@ -59,7 +60,8 @@ std::vector<int> all_converted(const std::vector<KeepSet>& sets) {
 
 std::vector<std::int32_t> concatenated(const std::vector<Document>& documents) {
   std::vector<std::int32_t> tokens;
-  for (const Document& document : documents) tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
+  for (const Document& document : documents)
+    tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
   return tokens;
 }
 
@@ -67,7 +69,8 @@ std::vector<std::int32_t> concatenated(const std::vector<Document>& documents) {
 Texts hold_out_tails(const Corpus& corpus) {
   Texts texts;
   for (Document document : corpus.documents()) {
-    const auto tail = static_cast<std::size_t>(kHeldOutShare * static_cast<double>(document.tokens.size()));
+    const auto tail =
+        static_cast<std::size_t>(kHeldOutShare * static_cast<double>(document.tokens.size()));
     const auto held = document.tokens.last(tail);
     texts.held_out.insert(texts.held_out.end(), held.begin(), held.end());
     document.tokens = document.tokens.first(document.tokens.size() - tail);
@@ -80,28 +83,33 @@ Texts hold_out_tails(const Corpus& corpus) {
 std::string joined_names(const std::vector<Document>& documents) {
   std::string names;
   for (std::size_t i = 0; i < documents.size(); ++i) {
-    if (i == 3 && documents.size() > 4) return names + " and " + std::to_string(documents.size() - 3) + " more";
+    if (i == 3 && documents.size() > 4)
+      return names + " and " + std::to_string(documents.size() - 3) + " more";
     names += (i == 0 ? "" : ", ") + fs::path(documents[i].name).filename().string();
   }
   return names;
 }
 
 // A model's vocabulary may be padded beyond the tokenizer's, but not the reverse.
-void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config, const fs::path& teacher) {
+void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
+                      const fs::path& teacher) {
   if (tokenizer.vocab_size() > config.vocab_size)
-    fail(ErrorKind::input, (teacher / "tokenizer.json").string() + ": the tokenizer has " + std::to_string(tokenizer.vocab_size()) +
-                               " tokens, the model only " + std::to_string(config.vocab_size) + " (vocab_size in config.json)");
+    fail(ErrorKind::input, (teacher / "tokenizer.json").string() + ": the tokenizer has " +
+                               std::to_string(tokenizer.vocab_size()) + " tokens, the model only " +
+                               std::to_string(config.vocab_size) + " (vocab_size in config.json)");
 }
 
 class Runner {
  public:
-  Runner(const MainJob& job, PluginRegistry& registry, const JobHooks& hooks) : job_(job), registry_(registry), hooks_(hooks) {}
+  Runner(const MainJob& job, PluginRegistry& registry, const JobHooks& hooks)
+      : job_(job), registry_(registry), hooks_(hooks) {}
 
   MainJobResult run() {
     prepare();
     AtomicDirectory out(job_.out, job_.force);
     load_texts();
-    backbone_ = std::make_shared<const Backbone>(Backbone::load(job_.teacher, {job_.compute, {}, {}}));
+    backbone_ =
+        std::make_shared<const Backbone>(Backbone::load(job_.teacher, {job_.compute, {}, {}}));
     measure_teacher();
     for (const Recipe& baseline : job_.baselines) measure(baseline, run_recipe(baseline), nullptr);
     std::unique_ptr<Model> student;
@@ -115,7 +123,9 @@ class Runner {
     config_ = load_model_config(job_.teacher);
     check_model_folder(job_.teacher);
     if (is_student(job_.teacher))
-      fail(ErrorKind::input, quoted(job_.teacher.string()) + " is a student already; the teacher must be a model with attention");
+      fail(ErrorKind::input,
+           quoted(job_.teacher.string()) +
+               " is a student already; the teacher must be a model with attention");
     for (const std::string& message : config_.notes) say(message);
     keeps_ = keep_sets(job_, config_.n_layers);
     for (const Recipe& baseline : job_.baselines) check_recipe(registry_, baseline, config_);
@@ -132,18 +142,22 @@ class Runner {
     calibration_ = std::make_unique<Corpus>(Corpus::open(job_.text, tokenizer, options));
     if (job_.eval_text.empty()) {
       texts_ = hold_out_tails(*calibration_);
-      say("no evaluation text was given: " + texts_.held_out_name + " is held out of calibration and used for every figure");
+      say("no evaluation text was given: " + texts_.held_out_name +
+          " is held out of calibration and used for every figure");
     } else {
       const Corpus held_out = Corpus::open(job_.eval_text, tokenizer, options);
       refuse_equal_files(held_out);
-      texts_ = {calibration_->documents(), concatenated(held_out.documents()), joined_names(held_out.documents())};
+      texts_ = {calibration_->documents(), concatenated(held_out.documents()),
+                joined_names(held_out.documents())};
     }
     result_.held_out = texts_.held_out_name;
-    const std::int64_t needed = job_.eval.windows > 0 ? job_.eval.windows * job_.eval.context : job_.eval.context;
+    const std::int64_t needed =
+        job_.eval.windows > 0 ? job_.eval.windows * job_.eval.context : job_.eval.context;
     require_tokens({texts_.held_out_name, texts_.held_out}, needed,
-                   std::to_string(std::max<std::int64_t>(job_.eval.windows, 1)) + " evaluation windows of " +
-                       std::to_string(job_.eval.context) + " tokens");
-    for (const Document& document : texts_.calibration) require_tokens(document, job_.recipe.window, "one calibration window");
+                   std::to_string(std::max<std::int64_t>(job_.eval.windows, 1)) +
+                       " evaluation windows of " + std::to_string(job_.eval.context) + " tokens");
+    for (const Document& document : texts_.calibration)
+      require_tokens(document, job_.recipe.window, "one calibration window");
     refuse_leaks();
   }
 
@@ -152,22 +166,31 @@ class Runner {
     for (const Corpus::Source& evaluated : held_out.sources())
       for (const Corpus::Source& trained : calibration_->sources())
         if (evaluated.sha256 == trained.sha256)
-          fail(ErrorKind::input, "evaluation text " + quoted(evaluated.path.string()) + " is calibration text too (" +
-                                     quoted(trained.path.string()) + " has the same content): give another eval_text, or none, and a tail is held out");
+          fail(ErrorKind::input, "evaluation text " + quoted(evaluated.path.string()) +
+                                     " is calibration text too (" + quoted(trained.path.string()) +
+                                     " has the same content): give another eval_text, or none, and "
+                                     "a tail is held out");
   }
 
   void refuse_leaks() {
-    const std::int64_t read = job_.eval.windows > 0 ? job_.eval.windows * job_.eval.context : static_cast<std::int64_t>(texts_.held_out.size());
-    const auto evaluated = std::span<const std::int32_t>(texts_.held_out).first(static_cast<std::size_t>(read));
+    const std::int64_t read = job_.eval.windows > 0
+                                  ? job_.eval.windows * job_.eval.context
+                                  : static_cast<std::int64_t>(texts_.held_out.size());
+    const auto evaluated =
+        std::span<const std::int32_t>(texts_.held_out).first(static_cast<std::size_t>(read));
     std::vector<const Recipe*> recipes{&job_.recipe};
     for (const Recipe& baseline : job_.baselines) recipes.push_back(&baseline);
     for (const Recipe* recipe : recipes) {
-      const std::int64_t tokens = std::max(recipe->init_tokens, recipe->calibrate ? recipe->stage.tokens : 0);
+      const std::int64_t tokens =
+          std::max(recipe->init_tokens, recipe->calibrate ? recipe->stage.tokens : 0);
       const at::Tensor windows =
-          calibration_windows(texts_.calibration, (tokens + recipe->window - 1) / recipe->window, recipe->window, job_.seed);
+          calibration_windows(texts_.calibration, (tokens + recipe->window - 1) / recipe->window,
+                              recipe->window, job_.seed);
       if (shares_span(windows, evaluated, kSharedSpan))
-        fail(ErrorKind::input, "calibration and evaluation text share a run of " + std::to_string(kSharedSpan) +
-                                   " tokens: every figure would be measured on what was trained on. Give another eval_text (now: " +
+        fail(ErrorKind::input, "calibration and evaluation text share a run of " +
+                                   std::to_string(kSharedSpan) +
+                                   " tokens: every figure would be measured on what was trained "
+                                   "on. Give another eval_text (now: " +
                                    texts_.held_out_name + ")");
     }
   }
@@ -175,15 +198,19 @@ class Runner {
   void measure_teacher() {
     const Model teacher(backbone_);
     begin("teacher", 0, "");
-    result_.teacher = perplexity(teacher, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop);
+    result_.teacher =
+        perplexity(teacher, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop);
     result_.protocol = protocol(job_.eval, result_.teacher);
     if (job_.prompts == 0) return;
     // Prompts lie behind the evaluation windows where the text is long enough.
-    const at::Tensor prompts = spread_prompts(texts_.held_out, job_.eval.windows * job_.eval.context, job_.prompts,
-                                              job_.prompt_length, texts_.held_out_name);
+    const at::Tensor prompts =
+        spread_prompts(texts_.held_out, job_.eval.windows * job_.eval.context, job_.prompts,
+                       job_.prompt_length, texts_.held_out_name);
     continuations_ = continue_greedily(teacher, prompts, job_.continuation);
-    result_.agreement_protocol = std::to_string(job_.prompts) + " prompts of " + std::to_string(job_.prompt_length) +
-                                 " tokens from the held-out text, " + std::to_string(job_.continuation) + " greedy tokens each";
+    result_.agreement_protocol = std::to_string(job_.prompts) + " prompts of " +
+                                 std::to_string(job_.prompt_length) +
+                                 " tokens from the held-out text, " +
+                                 std::to_string(job_.continuation) + " greedy tokens each";
   }
 
   Conversion run_recipe(const Recipe& recipe) {
@@ -191,30 +218,41 @@ class Runner {
     begin("converting (" + recipe.label + ")", static_cast<std::int64_t>(layers.size()), "layers");
     ConvertHooks hooks;
     hooks.layer_done = [this](int layer, const std::string& note) {
-      if (hooks_.advance) hooks_.advance(1, "layer " + std::to_string(layer) + (note.empty() ? "" : ", " + note));
+      if (hooks_.advance)
+        hooks_.advance(1, "layer " + std::to_string(layer) + (note.empty() ? "" : ", " + note));
     };
     hooks.should_stop = hooks_.should_stop;
     return convert(registry_, *backbone_, recipe, layers, texts_.calibration, job_.seed, hooks);
   }
 
-  // Evaluates each set of kept layers, before and after calibration. The student is that of the first set.
-  void measure(const Recipe& recipe, const Conversion& conversion, std::unique_ptr<Model>* student) {
-    begin("evaluating (" + recipe.label + ")", static_cast<std::int64_t>(keeps_.size()) * (recipe.calibrate ? 2 : 1), "students");
+  // Evaluates each set of kept layers, before and after calibration. The student is that of the
+  // first set.
+  void measure(const Recipe& recipe, const Conversion& conversion,
+               std::unique_ptr<Model>* student) {
+    begin("evaluating (" + recipe.label + ")",
+          static_cast<std::int64_t>(keeps_.size()) * (recipe.calibrate ? 2 : 1), "students");
     for (const bool calibrated : {false, true}) {
       if (calibrated && !recipe.calibrate) continue;
       for (const KeepSet& keep : keeps_) {
         const Model model(backbone_, pick(conversion, keep, calibrated || !recipe.calibrate));
-        ResultRow row{recipe.label, calibrated ? "calibrate" : "init", keep.spec, 0, {},
+        ResultRow row{recipe.label,
+                      calibrated ? "calibrate" : "init",
+                      keep.spec,
+                      0,
+                      {},
                       calibrated ? conversion.calibrate_tokens : conversion.init_tokens,
                       conversion.seconds(calibrated, keep.converted)};
-        row.perplexity = perplexity(model, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop).value();
+        row.perplexity =
+            perplexity(model, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop)
+                .value();
         if (continuations_.prompts.defined()) row.agreement = agreement(model, continuations_);
         result_.rows.push_back(row);
         if (hooks_.row) hooks_.row(row);
         if (hooks_.advance) hooks_.advance(1, "");
       }
     }
-    if (student != nullptr) *student = std::make_unique<Model>(backbone_, pick(conversion, keeps_.front(), true));
+    if (student != nullptr)
+      *student = std::make_unique<Model>(backbone_, pick(conversion, keeps_.front(), true));
     double tokens = 0, seconds = 0;
     for (const auto& [layer, done] : conversion.layers) {
       tokens += static_cast<double>(done.report.tokens);
@@ -245,13 +283,15 @@ class Runner {
     };
     write_student(out.path() / "student", false, student, job_.teacher, provenance);
     write_file_atomically(out.path() / "results.json", results_json(job_, result_));
-    for (const auto& [name, content] : job_.extra_files) write_file_atomically(out.path() / name, content);
+    for (const auto& [name, content] : job_.extra_files)
+      write_file_atomically(out.path() / name, content);
     out.commit();
     result_.student = out.final_path() / "student";
   }
 
   void begin(const std::string& phase, std::int64_t units, const std::string& unit) {
-    if (hooks_.should_stop && hooks_.should_stop()) fail(ErrorKind::interrupted, "interrupted before " + phase);
+    if (hooks_.should_stop && hooks_.should_stop())
+      fail(ErrorKind::interrupted, "interrupted before " + phase);
     if (hooks_.begin) hooks_.begin(phase, units, unit);
   }
   void say(const std::string& message) {
@@ -272,11 +312,12 @@ class Runner {
 
 }  // namespace
 
-bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out, std::int64_t span) {
+bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,
+                 std::int64_t span) {
   const auto length = static_cast<std::size_t>(span);
   if (held_out.size() < length || calibration.size(1) < span) return false;
-  // Polynomial rolling hash modulo 2^64; a hit is confirmed by nothing else, since one false alarm in 2^64 / 1e8 pairs
-  // will not be met.
+  // Polynomial rolling hash modulo 2^64; a hit is confirmed by nothing else, since one false alarm
+  // in 2^64 / 1e8 pairs will not be met.
   constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15u;
   std::uint64_t top = 1;
   for (std::size_t i = 1; i < length; ++i) top *= kBase;
@@ -290,10 +331,11 @@ bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> he
     return false;
   };
   std::unordered_set<std::uint64_t> seen;
-  each_hash([&](std::size_t i) { return held_out[i]; }, held_out.size(), [&](std::uint64_t hash) {
-    seen.insert(hash);
-    return false;
-  });
+  each_hash([&](std::size_t i) { return held_out[i]; }, held_out.size(),
+            [&](std::uint64_t hash) {
+              seen.insert(hash);
+              return false;
+            });
   const at::Tensor rows = calibration.contiguous();
   for (std::int64_t row = 0; row < rows.size(0); ++row) {
     const std::int64_t* tokens = rows.const_data_ptr<std::int64_t>() + row * rows.size(1);
@@ -308,21 +350,32 @@ std::string results_json(const MainJob& job, const MainJobResult& result) {
   using nlohmann::ordered_json;
   ordered_json rows = ordered_json::array();
   for (const ResultRow& row : result.rows)
-    rows.push_back({{"init", row.init}, {"stage", row.stage}, {"keep", row.keep}, {"ppl", row.perplexity},
-                    {"agreement", row.agreement.greedy}, {"agreement_forced", row.agreement.forced},
-                    {"tokens", row.tokens}, {"seconds", row.seconds}});
+    rows.push_back({{"init", row.init},
+                    {"stage", row.stage},
+                    {"keep", row.keep},
+                    {"ppl", row.perplexity},
+                    {"agreement", row.agreement.greedy},
+                    {"agreement_forced", row.agreement.forced},
+                    {"tokens", row.tokens},
+                    {"seconds", row.seconds}});
   ordered_json text = {{"calibration", ordered_json::array()}, {"evaluation", result.held_out}};
   for (const auto& path : job.text) text["calibration"].push_back(path.filename().string());
-  const ordered_json json = {
-      {"teacher", {{"ppl", result.teacher.value()}}},
-      {"rows", rows},
-      {"protocol",
-       {{"perplexity", result.protocol}, {"agreement", result.agreement_protocol}, {"tokens_scored", result.teacher.scored},
-        {"windows", result.teacher.windows}, {"context", job.eval.context}, {"stride", job.eval.stride}, {"bos", job.eval.bos},
-        {"seed", job.seed}, {"threads", at::get_num_threads()},
-        {"matmul", job.compute == Compute::float32 ? "fp32" : "bf16"}, {"graft", GRAFT_VERSION_STRING}}},
-      {"model", job.teacher.filename().string()},
-      {"text", text}};
+  const ordered_json json = {{"teacher", {{"ppl", result.teacher.value()}}},
+                             {"rows", rows},
+                             {"protocol",
+                              {{"perplexity", result.protocol},
+                               {"agreement", result.agreement_protocol},
+                               {"tokens_scored", result.teacher.scored},
+                               {"windows", result.teacher.windows},
+                               {"context", job.eval.context},
+                               {"stride", job.eval.stride},
+                               {"bos", job.eval.bos},
+                               {"seed", job.seed},
+                               {"threads", at::get_num_threads()},
+                               {"matmul", job.compute == Compute::float32 ? "fp32" : "bf16"},
+                               {"graft", GRAFT_VERSION_STRING}}},
+                             {"model", job.teacher.filename().string()},
+                             {"text", text}};
   return json.dump(2) + "\n";
 }
 

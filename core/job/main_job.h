@@ -15,15 +15,18 @@ namespace graft {
 
 class PluginRegistry;
 
-// The main job: convert a teacher, evaluate it beside its baselines on held-out text, write the student.
+// The main job: convert a teacher, evaluate it beside its baselines on held-out text, write the
+// student.
 struct MainJob {
   std::filesystem::path teacher;
-  std::vector<std::filesystem::path> text;       // calibration
-  std::vector<std::filesystem::path> eval_text;  // empty: a tail of each calibration document is held out
+  std::vector<std::filesystem::path> text;  // calibration
+  std::vector<std::filesystem::path>
+      eval_text;  // empty: a tail of each calibration document is held out
   std::string text_field = "text";
   std::filesystem::path out;
   bool force = false;
-  std::vector<std::string> keep{"none"};  // which layers keep their attention; the first is the student written
+  std::vector<std::string> keep{
+      "none"};  // which layers keep their attention; the first is the student written
   Compute compute = Compute::float32;
   std::uint64_t seed = 1;
   Recipe recipe;
@@ -40,17 +43,18 @@ struct ResultRow {
   double perplexity = 0;
   Agreement agreement;
   std::int64_t tokens = 0;  // calibration tokens read
-  double seconds = 0;       // of converting these layers: teacher's passes, initializer, calibration
+  double seconds = 0;  // of converting these layers: teacher's passes, initializer, calibration
 };
 
 struct MainJobResult {
   Perplexity teacher;
   std::vector<ResultRow> rows;
-  std::string protocol;        // how every perplexity here was made
-  std::string held_out;        // which text it was made on
+  std::string protocol;  // how every perplexity here was made
+  std::string held_out;  // which text it was made on
   std::string agreement_protocol;
-  double calibrate_tokens_per_second = 0;  // tokens through one layer's training step, summed over layers
-  std::filesystem::path student;           // empty when nothing was written
+  double calibrate_tokens_per_second =
+      0;                          // tokens through one layer's training step, summed over layers
+  std::filesystem::path student;  // empty when nothing was written
 };
 
 // What a caller may show. All may be empty.
@@ -65,14 +69,16 @@ struct JobHooks {
 
 // Runs the job and writes OUT whole or not at all:
 //   results.json, student/ (Hugging Face format), and extra_files.
-// Everything that can be refused cheaply is, before a weight is read: paths, OUT, roles, layer sets. Throws Error.
+// Everything that can be refused cheaply is, before a weight is read: paths, OUT, roles, layer
+// sets. Throws Error.
 MainJobResult run_main_job(const MainJob& job, PluginRegistry& registry, const JobHooks& hooks);
 
 // results.json's content.
 std::string results_json(const MainJob& job, const MainJobResult& result);
 
-// True when some `span` consecutive tokens of `held_out` also stand in `calibration` [N,T]: figures would then be worth
-// nothing.
-bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out, std::int64_t span);
+// True when some `span` consecutive tokens of `held_out` also stand in `calibration` [N,T]: figures
+// would then be worth nothing.
+bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,
+                 std::int64_t span);
 
 }  // namespace graft

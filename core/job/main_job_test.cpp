@@ -19,7 +19,8 @@ class MainJobTest : public testing::Test {
     job_.teacher = make_tiny_teacher(folder_ / "teacher");
     write_file_atomically(folder_ / "a.txt", made_up_prose(1, 6000));
     write_file_atomically(folder_ / "b.txt", made_up_prose(2, 6000));
-    write_file_atomically(folder_ / "held_out.txt", "Once there was another text entirely. " + made_up_prose(77, 4000));
+    write_file_atomically(folder_ / "held_out.txt",
+                          "Once there was another text entirely. " + made_up_prose(77, 4000));
     job_.text = {folder_ / "a.txt", folder_ / "b.txt"};
     job_.eval_text = {folder_ / "held_out.txt"};
     job_.out = folder_ / "out";
@@ -29,20 +30,27 @@ class MainJobTest : public testing::Test {
     job_.prompt_length = 8;
     job_.continuation = 5;
     job_.recipe.label = "taylor";
-    job_.recipe.mixer = {"gdn", {{"silu_v", false}, {"rope", true}, {"write_gate_bias", true}, {"output_gate_bias", true}}};
+    job_.recipe.mixer = {
+        "gdn",
+        {{"silu_v", false}, {"rope", true}, {"write_gate_bias", true}, {"output_gate_bias", true}}};
     job_.recipe.init = {"taylor", {}};
     job_.recipe.init_tokens = 512;
     job_.recipe.window = 32;
     job_.recipe.stage.objective = "layer_alignment";
     job_.recipe.stage.tokens = 768;
     job_.recipe.stage.steps = 5;
-    job_.baselines.push_back({.label = "naive", .mixer = {"gdn", {}}, .init = {"projection_copy", {{"gates", std::string("random")}}}, .calibrate = false, .stage = {}});
+    job_.baselines.push_back({.label = "naive",
+                              .mixer = {"gdn", {}},
+                              .init = {"projection_copy", {{"gates", std::string("random")}}},
+                              .calibrate = false,
+                              .stage = {}});
     job_.extra_files = {{"config.toml", "# resolved\n"}};
     ::setenv("GRAFT_CACHE_DIR", (folder_ / "cache").c_str(), 1);
   }
   MainJobResult run() { return run_main_job(job_, plugins_.registry(), hooks_); }
   void expect_nothing_written() {
-    for (const std::string& entry : folder_.entries()) EXPECT_FALSE(entry.starts_with("out") || entry.starts_with(".out")) << entry;
+    for (const std::string& entry : folder_.entries())
+      EXPECT_FALSE(entry.starts_with("out") || entry.starts_with(".out")) << entry;
   }
   TempFolder folder_;
   BuiltPlugins plugins_;
@@ -53,9 +61,11 @@ class MainJobTest : public testing::Test {
 TEST_F(MainJobTest, WritesResultsAndAStudentThatGivesThem) {
   const MainJobResult result = run();
   std::vector<std::string> names;
-  for (const ResultRow& row : result.rows) names.push_back(row.init + "/" + row.stage + "/" + row.keep);
-  EXPECT_THAT(names, ElementsAre("naive/init/none", "naive/init/uniform:2", "taylor/init/none", "taylor/init/uniform:2",
-                                 "taylor/calibrate/none", "taylor/calibrate/uniform:2"));
+  for (const ResultRow& row : result.rows)
+    names.push_back(row.init + "/" + row.stage + "/" + row.keep);
+  EXPECT_THAT(names, ElementsAre("naive/init/none", "naive/init/uniform:2", "taylor/init/none",
+                                 "taylor/init/uniform:2", "taylor/calibrate/none",
+                                 "taylor/calibrate/uniform:2"));
   EXPECT_EQ(result.rows[0].tokens, 0);
   EXPECT_EQ(result.rows[2].tokens, 512);
   EXPECT_EQ(result.rows[4].tokens, 768);
@@ -70,14 +80,16 @@ TEST_F(MainJobTest, WritesResultsAndAStudentThatGivesThem) {
   EXPECT_DOUBLE_EQ(json["teacher"]["ppl"].get<double>(), result.teacher.value());
   EXPECT_EQ(json["model"], "teacher");
   EXPECT_EQ(json["text"]["evaluation"], "held_out.txt");
-  EXPECT_THAT(json["protocol"]["perplexity"].get<std::string>(), HasSubstr("4 consecutive windows of 64 tokens"));
+  EXPECT_THAT(json["protocol"]["perplexity"].get<std::string>(),
+              HasSubstr("4 consecutive windows of 64 tokens"));
   EXPECT_EQ(read_text(folder_ / "out/config.toml"), "# resolved\n");
 
   // The student on disk is the row it claims to be.
   const Model student = load_model(folder_ / "out/student", plugins_.registry());
   const Tokenizer tokenizer = Tokenizer::from_file(folder_ / "out/student/tokenizer.json");
   const auto tokens = tokenizer.encode(read_text(folder_ / "held_out.txt"));
-  EXPECT_NEAR(perplexity(student, tokens, job_.eval, "held_out.txt").value(), result.rows[4].perplexity, 1e-4 * result.rows[4].perplexity);
+  EXPECT_NEAR(perplexity(student, tokens, job_.eval, "held_out.txt").value(),
+              result.rows[4].perplexity, 1e-4 * result.rows[4].perplexity);
 }
 
 TEST_F(MainJobTest, TwoRunsGiveTheSameResultsButForTheTimes) {
@@ -89,8 +101,10 @@ TEST_F(MainJobTest, TwoRunsGiveTheSameResultsButForTheTimes) {
   run();
   job_.out = folder_ / "again";
   run();
-  EXPECT_EQ(without_seconds(folder_ / "out/results.json"), without_seconds(folder_ / "again/results.json"));
-  EXPECT_EQ(read_text(folder_ / "out/student/model.safetensors"), read_text(folder_ / "again/student/model.safetensors"));
+  EXPECT_EQ(without_seconds(folder_ / "out/results.json"),
+            without_seconds(folder_ / "again/results.json"));
+  EXPECT_EQ(read_text(folder_ / "out/student/model.safetensors"),
+            read_text(folder_ / "again/student/model.safetensors"));
 }
 
 TEST_F(MainJobTest, WithoutEvaluationTextATailIsHeldOutAndSaid) {
@@ -99,7 +113,8 @@ TEST_F(MainJobTest, WithoutEvaluationTextATailIsHeldOutAndSaid) {
   hooks_.say = [&](const std::string& message) { said.push_back(message); };
   // A grammar of nineteen words repeats itself; held-out tails of prose do not.
   std::string bytes;
-  for (int i = 0; i < 12000; ++i) bytes += static_cast<char>('a' + (i * i / 7 + i / 13 * 5 + i % 11) % 26);
+  for (int i = 0; i < 12000; ++i)
+    bytes += static_cast<char>('a' + (i * i / 7 + i / 13 * 5 + i % 11) % 26);
   write_file_atomically(folder_ / "a.txt", bytes);
   job_.text = {folder_ / "a.txt"};
   const MainJobResult result = run();
@@ -109,14 +124,16 @@ TEST_F(MainJobTest, WithoutEvaluationTextATailIsHeldOutAndSaid) {
 
 TEST_F(MainJobTest, EvaluatingOnTheCalibrationTextIsRefused) {
   job_.eval_text = {folder_ / "a.txt"};
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("is calibration text too"), HasSubstr("a.txt")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("is calibration text too"), HasSubstr("a.txt")));
   expect_nothing_written();
   // Not the same file, but a part of what calibration reads.
   const std::string text = read_text(folder_ / "a.txt");
   write_file_atomically(folder_ / "part.txt", text.substr(500, 3000));
   job_.eval_text = {folder_ / "part.txt"};
   job_.eval.windows = 40;
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("part.txt")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("part.txt")));
   expect_nothing_written();
 }
 
@@ -134,10 +151,12 @@ TEST_F(MainJobTest, AFolderThatIsNotEmptyNeedsForce) {
 TEST_F(MainJobTest, TextShorterThanAWindowIsNamed) {
   write_file_atomically(folder_ / "short.txt", "too short");
   job_.eval_text = {folder_ / "short.txt"};
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("short.txt"), HasSubstr("evaluation windows")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("short.txt"), HasSubstr("evaluation windows")));
   job_.eval_text = {folder_ / "held_out.txt"};
   job_.text = {folder_ / "short.txt"};
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("short.txt"), HasSubstr("calibration window")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("short.txt"), HasSubstr("calibration window")));
   expect_nothing_written();
 }
 
@@ -151,11 +170,13 @@ TEST_F(MainJobTest, AStudentIsNoTeacher) {
 TEST_F(MainJobTest, ATokenizerLargerThanTheModelIsRefused) {
   ModelFiles files = ModelFiles::golden("llama");
   files.config["vocab_size"] = 200;
-  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) files.tensors[name] = files.tensors[name].narrow(0, 0, 200).contiguous();
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"})
+    files.tensors[name] = files.tensors[name].narrow(0, 0, 200).contiguous();
   files.write(folder_ / "small");
   write_file_atomically(folder_ / "small/tokenizer.json", byte_tokenizer_json());
   job_.teacher = folder_ / "small";
-  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, AllOf(HasSubstr("tokenizer.json"), HasSubstr("256 tokens"), HasSubstr("200")));
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("tokenizer.json"), HasSubstr("256 tokens"), HasSubstr("200")));
 }
 
 TEST_F(MainJobTest, AnInterruptLeavesNothing) {
@@ -167,10 +188,12 @@ TEST_F(MainJobTest, AnInterruptLeavesNothing) {
 
 TEST(SharesSpan, FindsASharedRunOfThatLengthOnly) {
   std::vector<std::int32_t> held_out(100);
-  for (std::size_t i = 0; i < held_out.size(); ++i) held_out[i] = static_cast<std::int32_t>(i * 7 % 101);
+  for (std::size_t i = 0; i < held_out.size(); ++i)
+    held_out[i] = static_cast<std::int32_t>(i * 7 % 101);
   at::Tensor windows = at::arange(1000, 1200, at::kLong).view({4, 50});
   EXPECT_FALSE(shares_span(windows, held_out, 32));
-  for (std::int64_t i = 0; i < 31; ++i) windows[2][i + 10] = held_out[static_cast<std::size_t>(i + 40)];
+  for (std::int64_t i = 0; i < 31; ++i)
+    windows[2][i + 10] = held_out[static_cast<std::size_t>(i + 40)];
   EXPECT_FALSE(shares_span(windows, held_out, 32));
   windows[2][41] = held_out[71];
   EXPECT_TRUE(shares_span(windows, held_out, 32));

@@ -23,7 +23,8 @@ Model::Model(std::shared_ptr<const Backbone> backbone, Mixers mixers)
                                     std::to_string(config().n_layers) + " layers");
   for (std::int64_t layer = 0; layer < config().n_layers; ++layer)
     if (backbone_->is_replaced(layer) && !mixers_.contains(layer))
-      fail(ErrorKind::internal, "layer " + std::to_string(layer) + " has neither attention nor a mixer");
+      fail(ErrorKind::internal,
+           "layer " + std::to_string(layer) + " has neither attention nor a mixer");
 }
 
 at::Tensor Model::hidden(const at::Tensor& ids, const at::Tensor& pad_mask) const {
@@ -36,15 +37,19 @@ at::Tensor Model::hidden(const at::Tensor& ids, const at::Tensor& pad_mask) cons
   for (std::int64_t layer = 0; layer < config().n_layers; ++layer) {
     const at::Tensor x = backbone_->block_input(layer, h);
     const auto mixer = mixers_.find(layer);
-    const at::Tensor y = mixer != mixers_.end() ? mixer->second->forward(x, call.positions, pad_mask).y
-                                                : backbone_->attention(layer, x, call).y;
+    const at::Tensor y = mixer != mixers_.end()
+                             ? mixer->second->forward(x, call.positions, pad_mask).y
+                             : backbone_->attention(layer, x, call).y;
     h = backbone_->finish_block(layer, h, y);
   }
   return backbone_->final_norm(h);
 }
 
 Decoder::Decoder(const Model& model, std::int64_t batch)
-    : model_(model), cache_(model.backbone().make_cache(batch)), next_(at::zeros({batch}, at::kLong)), batch_(batch) {}
+    : model_(model),
+      cache_(model.backbone().make_cache(batch)),
+      next_(at::zeros({batch}, at::kLong)),
+      batch_(batch) {}
 
 at::Tensor Decoder::positions_for(const at::Tensor& ids, const at::Tensor& pad_mask) {
   const std::int64_t tokens = ids.size(1);
@@ -70,8 +75,9 @@ at::Tensor Decoder::positions_for(const at::Tensor& ids, const at::Tensor& pad_m
 at::Tensor Decoder::feed(const at::Tensor& ids, const at::Tensor& pad_mask) {
   at::NoGradGuard no_grad;
   if (ids.dim() != 2 || ids.size(0) != batch_ || ids.size(1) == 0)
-    fail(ErrorKind::usage, "a decoder for " + std::to_string(batch_) + " sequences was fed ids that are not [" +
-                               std::to_string(batch_) + ", at least 1]: a prompt needs at least one token");
+    fail(ErrorKind::usage, "a decoder for " + std::to_string(batch_) +
+                               " sequences was fed ids that are not [" + std::to_string(batch_) +
+                               ", at least 1]: a prompt needs at least one token");
   const Backbone& backbone = model_.backbone();
   AttentionCall call;
   call.positions = positions_for(ids, pad_mask);

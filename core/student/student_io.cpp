@@ -36,56 +36,79 @@ OptionValue to_option(const json& value, const std::string& where) {
   if (value.is_number_integer()) return value.get<std::int64_t>();
   if (value.is_number()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
-  const auto all = [&](auto&& is) { return value.is_array() && std::all_of(value.begin(), value.end(), is); };
-  if (all([](const json& v) { return v.is_number_integer(); })) return value.get<std::vector<std::int64_t>>();
+  const auto all = [&](auto&& is) {
+    return value.is_array() && std::all_of(value.begin(), value.end(), is);
+  };
+  if (all([](const json& v) { return v.is_number_integer(); }))
+    return value.get<std::vector<std::int64_t>>();
   if (all([](const json& v) { return v.is_number(); })) return value.get<std::vector<double>>();
-  fail(ErrorKind::input, where + ": a mixer option must be a truth value, number, string or list of numbers, got " + value.dump());
+  fail(ErrorKind::input,
+       where + ": a mixer option must be a truth value, number, string or list of numbers, got " +
+           value.dump());
 }
 
 json mixer_json(const Mixer& mixer) {
   json options = json::object();
   for (const auto& [key, value] : mixer.options().values()) options[key] = to_json(value);
   const Component& component = mixer.component();
-  return {{"id", component.id},           {"alias", component.alias},
-          {"version", component.version}, {"license", component.license},
-          {"param_schema", mixer.param_schema()}, {"options", options}};
+  return {{"id", component.id},
+          {"alias", component.alias},
+          {"version", component.version},
+          {"license", component.license},
+          {"param_schema", mixer.param_schema()},
+          {"options", options}};
 }
 
 TensorView view_for_file(const std::string& name, const at::Tensor& tensor, DType dtype) {
-  return {name, dtype, tensor.sizes().vec(), static_cast<const std::byte*>(tensor.const_data_ptr()),
-          static_cast<std::uint64_t>(tensor.nbytes()), nullptr};
+  return {name,
+          dtype,
+          tensor.sizes().vec(),
+          static_cast<const std::byte*>(tensor.const_data_ptr()),
+          static_cast<std::uint64_t>(tensor.nbytes()),
+          nullptr};
 }
 
 at::ScalarType file_type(DType dtype) {
   switch (dtype) {
-    case DType::BF16: return at::kBFloat16;
-    case DType::F16: return at::kHalf;
-    default: return at::kFloat;
+    case DType::BF16:
+      return at::kBFloat16;
+    case DType::F16:
+      return at::kHalf;
+    default:
+      return at::kFloat;
   }
 }
 
-void write_weights(const fs::path& path, const Model& student, std::map<std::string, std::string> metadata) {
+void write_weights(const fs::path& path, const Model& student,
+                   std::map<std::string, std::string> metadata) {
   std::vector<at::Tensor> kept;  // what the views point to
   std::vector<TensorView> views;
   std::vector<std::string> replaced;
-  for (const auto& [layer, mixer] : student.mixers()) replaced.push_back(attention_prefix(student.config(), layer));
+  for (const auto& [layer, mixer] : student.mixers())
+    replaced.push_back(attention_prefix(student.config(), layer));
   for (const auto& [name, parameter] : student.backbone().parameters()) {
-    if (std::any_of(replaced.begin(), replaced.end(), [&](const auto& prefix) { return name.starts_with(prefix); })) continue;
-    const DType dtype = parameter.file_dtype == DType::BF16 || parameter.file_dtype == DType::F16 ? parameter.file_dtype : DType::F32;
+    if (std::any_of(replaced.begin(), replaced.end(),
+                    [&](const auto& prefix) { return name.starts_with(prefix); }))
+      continue;
+    const DType dtype = parameter.file_dtype == DType::BF16 || parameter.file_dtype == DType::F16
+                            ? parameter.file_dtype
+                            : DType::F32;
     kept.push_back(parameter.value.detach().to(file_type(dtype)).contiguous());
     views.push_back(view_for_file(name, kept.back(), dtype));
   }
   for (const auto& [layer, mixer] : student.mixers())
     for (const MixerParameter& parameter : mixer->parameters()) {
       kept.push_back(parameter.tensor.detach().contiguous());
-      views.push_back(view_for_file(mixer_prefix(student.config(), layer) + parameter.name, kept.back(), DType::F32));
+      views.push_back(view_for_file(mixer_prefix(student.config(), layer) + parameter.name,
+                                    kept.back(), DType::F32));
     }
   write_safetensors(path, std::move(views), std::move(metadata));
 }
 
 void copy_teacher_files(const fs::path& from, const fs::path& to) {
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-                           "vocab.json", "merges.txt", "chat_template.jinja", "LICENSE"})
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "generation_config.json", "vocab.json", "merges.txt", "chat_template.jinja", "LICENSE"})
     if (fs::exists(from / name)) write_file_atomically(to / name, read_text(from / name));
 }
 
@@ -99,16 +122,20 @@ struct StudentSection {
 };
 
 StudentSection read_section(const json& config, const std::string& file, std::int64_t n_layers) {
-  const auto bad = [&](const std::string& what) { fail(ErrorKind::input, file + ": graft." + what); };
+  const auto bad = [&](const std::string& what) {
+    fail(ErrorKind::input, file + ": graft." + what);
+  };
   const json& section = config.at(kKey);
   StudentSection out;
   try {
     if (section.at("format") != kFormat)
-      bad("format is " + section.at("format").dump() + "; this program reads format " + std::to_string(kFormat));
+      bad("format is " + section.at("format").dump() + "; this program reads format " +
+          std::to_string(kFormat));
     for (const json& layer : section.at("layers")) {
       const auto index = layer.get<std::int64_t>();
       if (index < 0 || index >= n_layers || !out.layers.insert(index).second)
-        bad("layers names layer " + layer.dump() + " twice, or the model has only " + std::to_string(n_layers));
+        bad("layers names layer " + layer.dump() + " twice, or the model has only " +
+            std::to_string(n_layers));
     }
     const json& mixer = section.at("mixer");
     out.mixer_id = mixer.at("id").get<std::string>();
@@ -122,15 +149,18 @@ StudentSection read_section(const json& config, const std::string& file, std::in
   return out;
 }
 
-void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix, std::set<std::string>& unused) {
+void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
+                std::set<std::string>& unused) {
   for (const MixerParameter& parameter : mixer.parameters()) {
     const std::string name = prefix + parameter.name;
     const TensorView& view = checkpoint.at(name);
     if (view.dtype != DType::F32)
-      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) + " is " + graft::name(view.dtype) +
+      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
+                                 " is " + graft::name(view.dtype) +
                                  "; a mixer's parameters are stored as F32");
     if (const auto bad = find_non_finite(view))
-      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) + " holds " + bad->value + " at element " +
+      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
+                                 " holds " + bad->value + " at element " +
                                  std::to_string(bad->flat_index));
     at::Tensor value = at::empty(view.shape, at::kFloat);
     std::memcpy(value.data_ptr(), view.data, view.bytes);
@@ -148,9 +178,11 @@ bool is_student(const fs::path& folder) {
   return config.is_object() && config.contains(kKey);
 }
 
-void write_student(const fs::path& folder, bool replace, const Model& student, const fs::path& teacher_folder,
+void write_student(const fs::path& folder, bool replace, const Model& student,
+                   const fs::path& teacher_folder,
                    const std::map<std::string, std::string>& provenance) {
-  if (student.mixers().empty()) fail(ErrorKind::internal, "a student needs at least one converted layer");
+  if (student.mixers().empty())
+    fail(ErrorKind::internal, "a student needs at least one converted layer");
   AtomicDirectory out(folder, replace);
   json layers = json::array();
   for (const auto& [layer, mixer] : student.mixers()) layers.push_back(layer);
@@ -158,7 +190,8 @@ void write_student(const fs::path& folder, bool replace, const Model& student, c
 
   json config = student.config().raw;
   config.erase(kKey);
-  config[kKey] = {{"format", kFormat}, {"layers", layers}, {"mixer", mixer}, {"provenance", provenance}};
+  config[kKey] = {
+      {"format", kFormat}, {"layers", layers}, {"mixer", mixer}, {"provenance", provenance}};
   write_file_atomically(out.path() / "config.json", config.dump(2) + "\n");
 
   std::map<std::string, std::string> metadata = provenance;
@@ -171,7 +204,8 @@ void write_student(const fs::path& folder, bool replace, const Model& student, c
 Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compute) {
   const ModelConfig config = load_model_config(folder);
   const std::string file = (folder / "config.json").string();
-  if (!config.raw.contains(kKey)) return Model(std::make_shared<Backbone>(Backbone::load(folder, {compute, {}, {}})));
+  if (!config.raw.contains(kKey))
+    return Model(std::make_shared<Backbone>(Backbone::load(folder, {compute, {}, {}})));
 
   const StudentSection section = read_section(config.raw, file, config.n_layers);
   // Plugins first: they are quickly refused, and weights may be gigabytes.
@@ -181,24 +215,31 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
     const LayerInfo info(config, layer);
     auto plugin = registry.create_mixer(section.mixer_id, info.c_info(), section.options);
     if (static_cast<std::int64_t>(plugin->param_schema()) != section.param_schema)
-      fail(ErrorKind::plugin, file + ": the student's parameters follow param_schema " + std::to_string(section.param_schema) +
-                                  " of mixer '" + section.mixer_id + "' (version " + section.version + "); the plugin at hand has param_schema " +
-                                  std::to_string(plugin->param_schema()) + " (version " + plugin->component().version + ")");
+      fail(ErrorKind::plugin, file + ": the student's parameters follow param_schema " +
+                                  std::to_string(section.param_schema) + " of mixer '" +
+                                  section.mixer_id + "' (version " + section.version +
+                                  "); the plugin at hand has param_schema " +
+                                  std::to_string(plugin->param_schema()) + " (version " +
+                                  plugin->component().version + ")");
     mixers[layer] = std::make_shared<TokenMixer>(std::move(plugin), 0);
     prefixes.push_back(mixer_prefix(config, layer));
   }
 
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const auto foreign = [&](const std::string& name) {
-    return std::any_of(prefixes.begin(), prefixes.end(), [&](const auto& prefix) { return name.starts_with(prefix); });
+    return std::any_of(prefixes.begin(), prefixes.end(),
+                       [&](const auto& prefix) { return name.starts_with(prefix); });
   };
-  auto backbone = std::make_shared<Backbone>(Backbone::load(config, checkpoint, {compute, section.layers, foreign}));
+  auto backbone = std::make_shared<Backbone>(
+      Backbone::load(config, checkpoint, {compute, section.layers, foreign}));
   std::set<std::string> unused(backbone->left_over().begin(), backbone->left_over().end());
   std::size_t i = 0;
   for (const auto& [layer, mixer] : mixers) load_mixer(*mixer, checkpoint, prefixes[i++], unused);
   if (!unused.empty())
-    fail(ErrorKind::input, checkpoint.file_of(*unused.begin()).string() + ": tensor " + quoted(*unused.begin()) + " (and " +
-                               std::to_string(unused.size() - 1) + " more) belongs to no parameter of mixer '" + section.mixer_id +
+    fail(ErrorKind::input, checkpoint.file_of(*unused.begin()).string() + ": tensor " +
+                               quoted(*unused.begin()) + " (and " +
+                               std::to_string(unused.size() - 1) +
+                               " more) belongs to no parameter of mixer '" + section.mixer_id +
                                "' with these options");
   return Model(std::move(backbone), std::move(mixers));
 }

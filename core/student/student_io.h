@@ -13,24 +13,29 @@ class PluginRegistry;
 // A student is a Hugging Face folder: the teacher's config.json with one more key,
 //
 //   "graft": {"format": 1, "layers": [0, 1, ...],
-//             "mixer": {"id": "org.graft.gdn", "alias": "gdn", "version": "0.1.0", "license": "Apache-2.0", "param_schema": 1,
+//             "mixer": {"id": "org.graft.gdn", "alias": "gdn", "version": "0.1.0", "license":
+//             "Apache-2.0", "param_schema": 1,
 //                       "options": {...}}, "provenance": {...}}
 //
-// and model.safetensors with the backbone's tensors under their own names and types, the converted layers' parameters
-// (float32) as "<layer prefix>mixer.<parameter>", e.g. "model.layers.3.mixer.q_proj.weight". The tokenizer's files and
-// generation_config.json are copied from the teacher.
+// and model.safetensors with the backbone's tensors under their own names and types, the converted
+// layers' parameters (float32) as "<layer prefix>mixer.<parameter>", e.g.
+// "model.layers.3.mixer.q_proj.weight". The tokenizer's files and generation_config.json are copied
+// from the teacher.
 
 // Is the folder's config.json that of a student?
 bool is_student(const std::filesystem::path& folder);
 
-// Writes the student to `folder` (made if missing, empty otherwise unless `replace`), all or nothing. `provenance`:
-// teacher, initializer, objective, seed ...: free text by key, stored in config.json and the weights' metadata.
+// Writes the student to `folder` (made if missing, empty otherwise unless `replace`), all or
+// nothing. `provenance`: teacher, initializer, objective, seed ...: free text by key, stored in
+// config.json and the weights' metadata.
 void write_student(const std::filesystem::path& folder, bool replace, const Model& student,
-                   const std::filesystem::path& teacher_folder, const std::map<std::string, std::string>& provenance);
+                   const std::filesystem::path& teacher_folder,
+                   const std::map<std::string, std::string>& provenance);
 
-// Reads a teacher or a student folder. `registry` finds the student's mixer by its id. Throws Error: everything
-// Backbone::load() does; a plugin that is not there, or whose param_schema is another (both numbers named); parameters
-// missing, unknown, of another shape or not finite.
-Model load_model(const std::filesystem::path& folder, PluginRegistry& registry, Compute compute = Compute::float32);
+// Reads a teacher or a student folder. `registry` finds the student's mixer by its id. Throws
+// Error: everything Backbone::load() does; a plugin that is not there, or whose param_schema is
+// another (both numbers named); parameters missing, unknown, of another shape or not finite.
+Model load_model(const std::filesystem::path& folder, PluginRegistry& registry,
+                 Compute compute = Compute::float32);
 
 }  // namespace graft

@@ -11,13 +11,16 @@ using testing::HasSubstr;
 
 std::shared_ptr<const Backbone> tiny_backbone() {
   static TempFolder folder;
-  static const auto backbone = std::make_shared<const Backbone>(Backbone::load(make_tiny_teacher(folder / "teacher")));
+  static const auto backbone =
+      std::make_shared<const Backbone>(Backbone::load(make_tiny_teacher(folder / "teacher")));
   return backbone;
 }
 
-std::shared_ptr<TokenMixer> make_mixer(PluginRegistry& registry, std::int64_t layer, const std::map<std::string, OptionValue>& options = {}) {
+std::shared_ptr<TokenMixer> make_mixer(PluginRegistry& registry, std::int64_t layer,
+                                       const std::map<std::string, OptionValue>& options = {}) {
   const LayerInfo info = tiny_backbone()->layer_info(layer);
-  return std::make_shared<TokenMixer>(registry.create_mixer("gdn", info.c_info(), options), static_cast<std::uint64_t>(layer) + 1);
+  return std::make_shared<TokenMixer>(registry.create_mixer("gdn", info.c_info(), options),
+                                      static_cast<std::uint64_t>(layer) + 1);
 }
 
 at::Tensor some_ids(std::int64_t batch, std::int64_t tokens, std::uint64_t seed = 3) {
@@ -27,19 +30,23 @@ at::Tensor some_ids(std::int64_t batch, std::int64_t tokens, std::uint64_t seed 
 
 class StudentTest : public testing::Test {
  protected:
-  Model student(const std::vector<std::int64_t>& layers, const std::map<std::string, OptionValue>& options = {}) {
+  Model student(const std::vector<std::int64_t>& layers,
+                const std::map<std::string, OptionValue>& options = {}) {
     Model::Mixers mixers;
-    for (const std::int64_t layer : layers) mixers[layer] = make_mixer(plugins_.registry(), layer, options);
+    for (const std::int64_t layer : layers)
+      mixers[layer] = make_mixer(plugins_.registry(), layer, options);
     return Model(tiny_backbone(), std::move(mixers));
   }
   BuiltPlugins plugins_;
 };
 
 TEST_F(StudentTest, ParametersStartAsTheirSpecsSayAndFromTheSeedAlone) {
-  const auto a = make_mixer(plugins_.registry(), 0), b = make_mixer(plugins_.registry(), 0), c = make_mixer(plugins_.registry(), 1);
+  const auto a = make_mixer(plugins_.registry(), 0), b = make_mixer(plugins_.registry(), 0),
+             c = make_mixer(plugins_.registry(), 1);
   bool differs = false;
   for (std::size_t i = 0; i < a->parameters().size(); ++i) {
-    EXPECT_TRUE(at::equal(a->parameters()[i].tensor, b->parameters()[i].tensor)) << a->parameters()[i].name;
+    EXPECT_TRUE(at::equal(a->parameters()[i].tensor, b->parameters()[i].tensor))
+        << a->parameters()[i].name;
     differs = differs || !at::equal(a->parameters()[i].tensor, c->parameters()[i].tensor);
   }
   EXPECT_TRUE(differs) << "another seed gave the same parameters";
@@ -47,15 +54,16 @@ TEST_F(StudentTest, ParametersStartAsTheirSpecsSayAndFromTheSeedAlone) {
 
 TEST_F(StudentTest, UnknownTapAndParameterAreNamedWithTheKnown) {
   const auto mixer = make_mixer(plugins_.registry(), 0);
-  EXPECT_GRAFT_ERROR(mixer->forward(at::zeros({1, 2, 64}), {}, {}, {"head_outputs"}), ErrorKind::plugin,
-                     AllOf(HasSubstr("head_outputs"), HasSubstr("head_output")));
+  EXPECT_GRAFT_ERROR(mixer->forward(at::zeros({1, 2, 64}), {}, {}, {"head_outputs"}),
+                     ErrorKind::plugin, AllOf(HasSubstr("head_outputs"), HasSubstr("head_output")));
   EXPECT_GRAFT_ERROR(mixer->load_parameter("q_proj.wieght", at::zeros({64, 64})), ErrorKind::input,
                      AllOf(HasSubstr("q_proj.wieght"), HasSubstr("did you mean 'q_proj.weight'")));
   EXPECT_GRAFT_ERROR(mixer->load_parameter("q_proj.weight", at::zeros({64, 63})), ErrorKind::input,
                      AllOf(HasSubstr("expected shape [64,64]"), HasSubstr("got [64,63]")));
 }
 
-// The host's autograd node around the plugin: directional derivatives of <y, c> by finite differences.
+// The host's autograd node around the plugin: directional derivatives of <y, c> by finite
+// differences.
 TEST_F(StudentTest, GradientsThroughTheHostMatchFiniteDifferences) {
   const auto mixer = make_mixer(plugins_.registry(), 0);
   at::manual_seed(5);
@@ -72,8 +80,10 @@ TEST_F(StudentTest, GradientsThroughTheHostMatchFiniteDifferences) {
     return (mixer->forward(at_x).y * c).sum(at::kDouble).item<double>();
   };
   const double step = 3e-4;
-  const double numeric = (value(x.detach() + step * direction) - value(x.detach() - step * direction)) / (2 * step);
-  EXPECT_NEAR((x.grad() * direction).sum().item<double>(), numeric, 2e-2 * std::max(1.0, std::abs(numeric)));
+  const double numeric =
+      (value(x.detach() + step * direction) - value(x.detach() - step * direction)) / (2 * step);
+  EXPECT_NEAR((x.grad() * direction).sum().item<double>(), numeric,
+              2e-2 * std::max(1.0, std::abs(numeric)));
   for (const MixerParameter& parameter : mixer->parameters()) {
     ASSERT_TRUE(parameter.tensor.grad().defined()) << parameter.name;
     at::Tensor tensor = parameter.tensor.detach();
@@ -84,7 +94,8 @@ TEST_F(StudentTest, GradientsThroughTheHostMatchFiniteDifferences) {
     const double down = value(x.detach());
     tensor.copy_(before);
     const double expected = (up - down) / (2 * step);
-    EXPECT_NEAR((parameter.tensor.grad() * along).sum().item<double>(), expected, 3e-2 * std::max(1.0, std::abs(expected)))
+    EXPECT_NEAR((parameter.tensor.grad() * along).sum().item<double>(), expected,
+                3e-2 * std::max(1.0, std::abs(expected)))
         << parameter.name;
   }
 }
@@ -123,9 +134,13 @@ TEST_P(DecoderTest, PrefillThenStepsEqualTheFullForward) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Students, DecoderTest,
-                         testing::Values(DecodeCase{{}, 7, {}}, DecodeCase{{0}, 1, {}}, DecodeCase{{1}, 16, {}},
-                                         DecodeCase{{0, 1}, 33, {}},
-                                         DecodeCase{{0, 1}, 5, {{"rope", true}, {"write_gate_bias", true}, {"output_gate_bias", true}}},
+                         testing::Values(DecodeCase{{}, 7, {}}, DecodeCase{{0}, 1, {}},
+                                         DecodeCase{{1}, 16, {}}, DecodeCase{{0, 1}, 33, {}},
+                                         DecodeCase{{0, 1},
+                                                    5,
+                                                    {{"rope", true},
+                                                     {"write_gate_bias", true},
+                                                     {"output_gate_bias", true}}},
                                          DecodeCase{{0, 1}, 2, {{"short_conv", std::int64_t{4}}}}));
 
 TEST_F(StudentTest, LeftPaddedRowsDecodeAsIfAlone) {
@@ -148,13 +163,15 @@ TEST_F(StudentTest, LeftPaddedRowsDecodeAsIfAlone) {
   }
   // A batch of one row that is padded too.
   Decoder padded(model, 1);
-  EXPECT_TRUE(at::allclose(padded.feed(batch.narrow(0, 1, 1), mask.narrow(0, 1, 1))[0], Decoder(model, 1).feed(b)[0], 1e-4, 1e-4));
+  EXPECT_TRUE(at::allclose(padded.feed(batch.narrow(0, 1, 1), mask.narrow(0, 1, 1))[0],
+                           Decoder(model, 1).feed(b)[0], 1e-4, 1e-4));
 }
 
 TEST_F(StudentTest, AStateDoesNotGrowAndAnEmptyPromptIsRefused) {
   const Model model = student({0, 1});
   Decoder decoder(model, 1);
-  EXPECT_GRAFT_ERROR(decoder.feed(at::zeros({1, 0}, at::kLong)), ErrorKind::usage, HasSubstr("at least one token"));
+  EXPECT_GRAFT_ERROR(decoder.feed(at::zeros({1, 0}, at::kLong)), ErrorKind::usage,
+                     HasSubstr("at least one token"));
   decoder.feed(some_ids(1, 8));
   const std::uint64_t bytes = decoder.bytes();
   for (int i = 0; i < 20; ++i) decoder.feed(some_ids(1, 1));
@@ -167,8 +184,12 @@ TEST_F(StudentTest, AStateDoesNotGrowAndAnEmptyPromptIsRefused) {
 class StudentFolderTest : public StudentTest {
  protected:
   StudentFolderTest() { make_tiny_teacher(folder_ / "teacher"); }
-  nlohmann::json read_config() { return nlohmann::json::parse(read_text(folder_ / "student/config.json")); }
-  void write_config(const nlohmann::json& config) { write_file_atomically(folder_ / "student/config.json", config.dump()); }
+  nlohmann::json read_config() {
+    return nlohmann::json::parse(read_text(folder_ / "student/config.json"));
+  }
+  void write_config(const nlohmann::json& config) {
+    write_file_atomically(folder_ / "student/config.json", config.dump());
+  }
   Model load() { return load_model(folder_ / "student", plugins_.registry()); }
   TempFolder folder_;
 };
@@ -181,12 +202,14 @@ TEST_F(StudentFolderTest, ReadBackEqualToTheBit) {
   EXPECT_FALSE(is_student(folder_ / "teacher"));
   const Model back = load();
   ASSERT_EQ(back.mixers().size(), 1u);
-  EXPECT_EQ(back.mixers().at(1)->plugin().options().values(), model.mixers().at(1)->plugin().options().values());
+  EXPECT_EQ(back.mixers().at(1)->plugin().options().values(),
+            model.mixers().at(1)->plugin().options().values());
   const at::Tensor ids = some_ids(2, 19);
   EXPECT_TRUE(at::equal(model.logits(model.hidden(ids)), back.logits(back.hidden(ids))));
 
   const auto checkpoint = Checkpoint::open(folder_ / "student");
-  EXPECT_EQ(checkpoint.find("model.layers.1.self_attn.q_proj.weight"), nullptr) << "a replaced block must not be stored";
+  EXPECT_EQ(checkpoint.find("model.layers.1.self_attn.q_proj.weight"), nullptr)
+      << "a replaced block must not be stored";
   EXPECT_NE(checkpoint.find("model.layers.1.mixer.q_proj.weight"), nullptr);
   EXPECT_EQ(checkpoint.files()[0].metadata().at("format"), "pt");
   EXPECT_TRUE(std::filesystem::exists(folder_ / "student/tokenizer.json"));
@@ -204,8 +227,9 @@ TEST_F(StudentFolderTest, ANonEmptyFolderIsKeptUnlessReplaced) {
   write_file_atomically(folder_ / "note.txt", "mine");
   std::filesystem::create_directory(folder_ / "student");
   write_file_atomically(folder_ / "student/note.txt", "mine");
-  EXPECT_GRAFT_ERROR(write_student(folder_ / "student", false, student({0}), folder_ / "teacher", {}), ErrorKind::usage,
-                     HasSubstr("student"));
+  EXPECT_GRAFT_ERROR(
+      write_student(folder_ / "student", false, student({0}), folder_ / "teacher", {}),
+      ErrorKind::usage, HasSubstr("student"));
   EXPECT_EQ(read_text(folder_ / "student/note.txt"), "mine");
   write_student(folder_ / "student", true, student({0}), folder_ / "teacher", {});
   EXPECT_TRUE(is_student(folder_ / "student"));
@@ -216,13 +240,15 @@ TEST_F(StudentFolderTest, AMixerThatIsNotThereOrHasAnotherSchemaIsRefused) {
   nlohmann::json config = read_config();
   config["graft"]["mixer"]["id"] = "org.example.absent";
   write_config(config);
-  EXPECT_GRAFT_ERROR(load(), ErrorKind::usage, AllOf(HasSubstr("org.example.absent"), HasSubstr("gdn")));
+  EXPECT_GRAFT_ERROR(load(), ErrorKind::usage,
+                     AllOf(HasSubstr("org.example.absent"), HasSubstr("gdn")));
 
   config = read_config();
   config["graft"]["mixer"]["id"] = "org.graft.gdn";
   config["graft"]["mixer"]["param_schema"] = 77;
   write_config(config);
-  EXPECT_GRAFT_ERROR(load(), ErrorKind::plugin, AllOf(HasSubstr("param_schema 77"), HasSubstr("has param_schema 1")));
+  EXPECT_GRAFT_ERROR(load(), ErrorKind::plugin,
+                     AllOf(HasSubstr("param_schema 77"), HasSubstr("has param_schema 1")));
 }
 
 TEST_F(StudentFolderTest, AChangedOptionOrLayerListIsAnErrorThatNamesTheTensor) {
@@ -239,7 +265,8 @@ TEST_F(StudentFolderTest, AChangedOptionOrLayerListIsAnErrorThatNamesTheTensor) 
   changed = config;
   changed["graft"]["layers"] = {0, 9};
   write_config(changed);
-  EXPECT_GRAFT_ERROR(load(), ErrorKind::input, AllOf(HasSubstr("config.json"), HasSubstr("layer 9")));
+  EXPECT_GRAFT_ERROR(load(), ErrorKind::input,
+                     AllOf(HasSubstr("config.json"), HasSubstr("layer 9")));
   changed = config;
   changed["graft"].erase("mixer");
   write_config(changed);

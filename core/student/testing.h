@@ -13,13 +13,16 @@
 #include "core/student/torch_abi.h"
 #include "core/teacher/testing.h"
 
-// For tests only: a teacher of two layers that reads and writes bytes, and the plugins of this build tree.
+// For tests only: a teacher of two layers that reads and writes bytes, and the plugins of this
+// build tree.
 
 namespace graft {
 
 // GPT-2's spelling of a byte: itself where printable, else a character from U+0100 on.
 inline std::string spelled_byte(int byte) {
-  const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255); };
+  const auto printable = [](int b) {
+    return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
+  };
   int code = byte;
   if (!printable(byte)) {
     code = 256;
@@ -33,26 +36,38 @@ inline std::string spelled_byte(int byte) {
 inline std::string byte_tokenizer_json() {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) vocab[spelled_byte(byte)] = byte;
-  const nlohmann::json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  return nlohmann::json{{"version", "1.0"},          {"added_tokens", nlohmann::json::array()},
-                        {"normalizer", nullptr},     {"pre_tokenizer", byte_level},
-                        {"post_processor", nullptr}, {"decoder", byte_level},
-                        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}}
+  const nlohmann::json byte_level = {{"type", "ByteLevel"},
+                                     {"add_prefix_space", false},
+                                     {"trim_offsets", true},
+                                     {"use_regex", true}};
+  return nlohmann::json{
+      {"version", "1.0"},
+      {"added_tokens", nlohmann::json::array()},
+      {"normalizer", nullptr},
+      {"pre_tokenizer", byte_level},
+      {"post_processor", nullptr},
+      {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}}
       .dump();
 }
 
-// The golden Llama (2 layers, 4 heads of 16, 2 of them for keys, 320 tokens) with a byte tokenizer, in `folder`.
-inline std::filesystem::path make_tiny_teacher(const std::filesystem::path& folder, const std::string& model = "llama") {
+// The golden Llama (2 layers, 4 heads of 16, 2 of them for keys, 320 tokens) with a byte tokenizer,
+// in `folder`.
+inline std::filesystem::path make_tiny_teacher(const std::filesystem::path& folder,
+                                               const std::string& model = "llama") {
   ModelFiles::golden(model).write(folder);
   write_file_atomically(folder / "tokenizer.json", byte_tokenizer_json());
-  write_file_atomically(folder / "generation_config.json", read_text(kModels / model / "generation_config.json"));
+  write_file_atomically(folder / "generation_config.json",
+                        read_text(kModels / model / "generation_config.json"));
   return folder;
 }
 
 // Prose of a small grammar, not the same for two seeds; `bytes` long.
 inline std::string made_up_prose(std::uint64_t seed, std::size_t bytes) {
-  static const char* const words[] = {"the ", "river ", "old ", "walked ", "over ", "stone ", "bridge ", "and ", "saw ", "a ",
-                                      "light ", "in ", "window, ", "where ", "nobody ", "had ", "lived ", "for ", "years. "};
+  static const char* const words[] = {"the ",   "river ",  "old ",     "walked ", "over ",
+                                      "stone ", "bridge ", "and ",     "saw ",    "a ",
+                                      "light ", "in ",     "window, ", "where ",  "nobody ",
+                                      "had ",   "lived ",  "for ",     "years. "};
   std::string text;
   while (text.size() < bytes) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;

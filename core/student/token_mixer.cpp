@@ -12,7 +12,8 @@
 namespace graft {
 namespace {
 
-// One independent stream of random numbers per parameter: adding a parameter does not move the others.
+// One independent stream of random numbers per parameter: adding a parameter does not move the
+// others.
 std::uint64_t mix_seed(std::uint64_t seed, const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325u ^ seed * 0x9e3779b97f4a7c15u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
@@ -21,7 +22,8 @@ std::uint64_t mix_seed(std::uint64_t seed, const std::string& name) {
 
 std::string shape_text(at::IntArrayRef shape) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
   return text + "]";
 }
 
@@ -49,24 +51,28 @@ void fill_default(at::Tensor& tensor, const graft_param_spec& spec, std::uint64_
     case GRAFT_INIT_EYE: {
       // One identity per leading index: a stack of feature maps starts as identities.
       if (tensor.dim() < 2)
-        fail(ErrorKind::plugin, std::string("parameter '") + spec.name + "' asks for an identity but has shape " +
+        fail(ErrorKind::plugin, std::string("parameter '") + spec.name +
+                                    "' asks for an identity but has shape " +
                                     shape_text(tensor.sizes()) + "; an identity needs two axes");
       tensor.zero_();
       tensor.diagonal(0, -2, -1).fill_(1);
       return;
     }
     default:
-      fail(ErrorKind::plugin, std::string("parameter '") + spec.name + "' asks for initialisation kind " +
-                                  std::to_string(spec.init) + ", which this host does not know");
+      fail(ErrorKind::plugin, std::string("parameter '") + spec.name +
+                                  "' asks for initialisation kind " + std::to_string(spec.init) +
+                                  ", which this host does not know");
   }
 }
 
-TokenMixer::TokenMixer(std::shared_ptr<Mixer> plugin, std::uint64_t seed) : plugin_(std::move(plugin)) {
+TokenMixer::TokenMixer(std::shared_ptr<Mixer> plugin, std::uint64_t seed)
+    : plugin_(std::move(plugin)) {
   for (const graft_param_spec* spec : plugin_->param_specs()) {
     const at::IntArrayRef shape(spec->shape, static_cast<std::size_t>(spec->ndim));
     at::Tensor tensor = at::empty(shape, at::kFloat);
     fill_default(tensor, *spec, seed);
-    parameters_.push_back({spec->name, spec->role == nullptr ? "" : spec->role, spec, std::move(tensor)});
+    parameters_.push_back(
+        {spec->name, spec->role == nullptr ? "" : spec->role, spec, std::move(tensor)});
   }
 }
 
@@ -74,7 +80,8 @@ std::shared_ptr<TokenMixer> TokenMixer::clone() const {
   std::shared_ptr<TokenMixer> copy(new TokenMixer);
   copy->plugin_ = plugin_;
   copy->parameters_ = parameters_;
-  for (MixerParameter& parameter : copy->parameters_) parameter.tensor = parameter.tensor.detach().clone();
+  for (MixerParameter& parameter : copy->parameters_)
+    parameter.tensor = parameter.tensor.detach().clone();
   return copy;
 }
 
@@ -85,23 +92,27 @@ std::vector<at::Tensor> TokenMixer::parameter_tensors() const {
 }
 
 void TokenMixer::load_parameter(const std::string& name, const at::Tensor& value) {
-  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                  [&](const MixerParameter& parameter) { return parameter.name == name; });
+  const auto found =
+      std::find_if(parameters_.begin(), parameters_.end(),
+                   [&](const MixerParameter& parameter) { return parameter.name == name; });
   if (found == parameters_.end()) {
     std::vector<std::string> known;
     for (const MixerParameter& parameter : parameters_) known.push_back(parameter.name);
-    fail(ErrorKind::input, "mixer '" + plugin_->label() + "' has no parameter '" + name + "'" + did_you_mean(name, known));
+    fail(ErrorKind::input, "mixer '" + plugin_->label() + "' has no parameter '" + name + "'" +
+                               did_you_mean(name, known));
   }
   if (value.sizes() != found->tensor.sizes())
-    fail(ErrorKind::input, "parameter '" + name + "' of mixer '" + plugin_->label() + "': expected shape " +
-                               shape_text(found->tensor.sizes()) + ", got " + shape_text(value.sizes()));
+    fail(ErrorKind::input, "parameter '" + name + "' of mixer '" + plugin_->label() +
+                               "': expected shape " + shape_text(found->tensor.sizes()) + ", got " +
+                               shape_text(value.sizes()));
   at::NoGradGuard no_grad;
   found->tensor.copy_(value);
 }
 
 at::Tensor TokenMixer::Plan::Tensor::allocate() const { return at::zeros(shape, dtype); }
 
-TokenMixer::Plan TokenMixer::plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype, bool training) {
+TokenMixer::Plan TokenMixer::plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype,
+                                  bool training) {
   graft_plan_in in{};
   in.struct_size = sizeof in;
   in.device_type = kDLCPU;
@@ -114,12 +125,14 @@ TokenMixer::Plan TokenMixer::plan(std::int64_t batch, std::int64_t tokens, at::S
   const auto copy = [](const graft_tensor_spec* const* specs, std::uint32_t count) {
     std::vector<Plan::Tensor> tensors;
     for (std::uint32_t i = 0; i < count; ++i)
-      tensors.push_back({specs[i]->name, std::vector<std::int64_t>(specs[i]->shape, specs[i]->shape + specs[i]->ndim),
-                         scalar_type(specs[i]->dtype)});
+      tensors.push_back(
+          {specs[i]->name,
+           std::vector<std::int64_t>(specs[i]->shape, specs[i]->shape + specs[i]->ndim),
+           scalar_type(specs[i]->dtype)});
     return tensors;
   };
-  return {out.workspace_forward, out.workspace_backward, out.workspace_step, copy(out.saved, out.n_saved),
-          copy(out.state, out.n_state), copy(out.taps, out.n_taps)};
+  return {out.workspace_forward,        out.workspace_backward,       out.workspace_step,
+          copy(out.saved, out.n_saved), copy(out.state, out.n_state), copy(out.taps, out.n_taps)};
 }
 
 std::vector<std::string> TokenMixer::tap_names() {
@@ -138,15 +151,17 @@ graft_exec TokenMixer::exec(std::uint64_t workspace_bytes, std::uint64_t flags) 
   return exec;
 }
 
-std::vector<std::size_t> TokenMixer::tap_indices(const Plan& plan, const std::vector<std::string>& names) const {
+std::vector<std::size_t> TokenMixer::tap_indices(const Plan& plan,
+                                                 const std::vector<std::string>& names) const {
   std::vector<std::size_t> indices;
   for (const std::string& name : names) {
-    const auto found =
-        std::find_if(plan.taps.begin(), plan.taps.end(), [&](const Plan::Tensor& tap) { return tap.name == name; });
+    const auto found = std::find_if(plan.taps.begin(), plan.taps.end(),
+                                    [&](const Plan::Tensor& tap) { return tap.name == name; });
     if (found == plan.taps.end()) {
       std::vector<std::string> known;
       for (const Plan::Tensor& tap : plan.taps) known.push_back(tap.name);
-      fail(ErrorKind::plugin, "mixer '" + plugin_->label() + "' has no tap '" + name + "'" + did_you_mean(name, known));
+      fail(ErrorKind::plugin, "mixer '" + plugin_->label() + "' has no tap '" + name + "'" +
+                                  did_you_mean(name, known));
     }
     indices.push_back(static_cast<std::size_t>(found - plan.taps.begin()));
   }
@@ -159,12 +174,20 @@ struct MixerCall {
   BorrowedTensors params, state_in, state_out, saved, taps;
   graft_mixer_forward args{};
 
-  MixerCall(const at::Tensor& x_in, const at::Tensor& y_out, const at::Tensor& positions_in, const at::Tensor& mask_in,
-            const std::vector<at::Tensor>& param_tensors, const std::vector<at::Tensor>& state_from,
-            const std::vector<at::Tensor>& state_to, const std::vector<at::Tensor>& saved_tensors,
+  MixerCall(const at::Tensor& x_in, const at::Tensor& y_out, const at::Tensor& positions_in,
+            const at::Tensor& mask_in, const std::vector<at::Tensor>& param_tensors,
+            const std::vector<at::Tensor>& state_from, const std::vector<at::Tensor>& state_to,
+            const std::vector<at::Tensor>& saved_tensors,
             const std::vector<at::Tensor>& tap_tensors)
-      : x(x_in), y(y_out), positions(positions_in), pad_mask(mask_in), params(param_tensors), state_in(state_from),
-        state_out(state_to), saved(saved_tensors), taps(tap_tensors) {
+      : x(x_in),
+        y(y_out),
+        positions(positions_in),
+        pad_mask(mask_in),
+        params(param_tensors),
+        state_in(state_from),
+        state_out(state_to),
+        saved(saved_tensors),
+        taps(tap_tensors) {
     args.struct_size = sizeof args;
     args.n_params = params.size();
     args.n_state = std::max(state_in.size(), state_out.size());
@@ -185,11 +208,14 @@ struct MixerCall {
 // The plugin's forward and backward as one node of LibTorch's graph.
 class MixerFunction : public torch::autograd::Function<MixerFunction> {
  public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                                                at::TensorList params, const std::optional<at::Tensor>& positions_in,
-                                                const std::optional<at::Tensor>& pad_mask_in, TokenMixer* mixer,
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
+                                                const at::Tensor& x, at::TensorList params,
+                                                const std::optional<at::Tensor>& positions_in,
+                                                const std::optional<at::Tensor>& pad_mask_in,
+                                                TokenMixer* mixer,
                                                 std::vector<std::size_t> wanted) {
-    const at::Tensor positions = positions_in.value_or(at::Tensor()), pad_mask = pad_mask_in.value_or(at::Tensor());
+    const at::Tensor positions = positions_in.value_or(at::Tensor()),
+                     pad_mask = pad_mask_in.value_or(at::Tensor());
     const TokenMixer::Plan plan = mixer->plan(x.size(0), x.size(1), x.scalar_type(), true);
     const at::Tensor input = x.contiguous();
     at::Tensor y = at::empty_like(input);
@@ -220,12 +246,14 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
     const auto kept = ctx->get_saved_variables();
     const at::Tensor &x = kept[0], &positions = kept[1], &pad_mask = kept[2];
     const auto first_saved = kept.begin() + 3 + static_cast<std::ptrdiff_t>(n_params);
-    const std::vector<at::Tensor> params(kept.begin() + 3, first_saved), saved(first_saved, kept.end());
+    const std::vector<at::Tensor> params(kept.begin() + 3, first_saved),
+        saved(first_saved, kept.end());
 
     const TokenMixer::Plan plan = mixer->plan(x.size(0), x.size(1), x.scalar_type(), true);
     std::vector<at::Tensor> dtaps(plan.taps.size());
     for (std::size_t i = 0; i < wanted.size(); ++i)
-      if (grads[i + 1].defined()) dtaps[static_cast<std::size_t>(wanted[i])] = grads[i + 1].contiguous();
+      if (grads[i + 1].defined())
+        dtaps[static_cast<std::size_t>(wanted[i])] = grads[i + 1].contiguous();
     // What nobody asks for is NULL: a plugin then leaves its matrix products out.
     const at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
     std::vector<at::Tensor> dparams(n_params);
@@ -252,19 +280,22 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
   }
 };
 
-MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
-                                const std::vector<std::string>& taps) {
-  const bool training = at::GradMode::is_enabled() &&
-                        (x.requires_grad() || std::any_of(parameters_.begin(), parameters_.end(), [](const auto& p) {
-                           return p.tensor.requires_grad();
-                         }));
+MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions,
+                                const at::Tensor& pad_mask, const std::vector<std::string>& taps) {
+  const bool training =
+      at::GradMode::is_enabled() &&
+      (x.requires_grad() || std::any_of(parameters_.begin(), parameters_.end(),
+                                        [](const auto& p) { return p.tensor.requires_grad(); }));
   const Plan sizes = plan(x.size(0), x.size(1), x.scalar_type(), training);
   const std::vector<std::size_t> wanted = tap_indices(sizes, taps);
   if (training) {
     const std::vector<at::Tensor> params = parameter_tensors();
     // LibTorch takes an absent tensor as an empty optional, not as an undefined one.
-    const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
-    auto outputs = MixerFunction::apply(x, at::TensorList(params), optional(positions), optional(pad_mask), this, wanted);
+    const auto optional = [](const at::Tensor& t) {
+      return t.defined() ? std::optional(t) : std::nullopt;
+    };
+    auto outputs = MixerFunction::apply(x, at::TensorList(params), optional(positions),
+                                        optional(pad_mask), this, wanted);
     return {outputs[0], {outputs.begin() + 1, outputs.end()}};
   }
   const at::Tensor input = x.contiguous();
@@ -276,8 +307,8 @@ MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions
   return out;
 }
 
-at::Tensor TokenMixer::advance(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
-                               MixerState& state) {
+at::Tensor TokenMixer::advance(const at::Tensor& x, const at::Tensor& positions,
+                               const at::Tensor& pad_mask, MixerState& state) {
   at::NoGradGuard no_grad;
   const Plan sizes = plan(x.size(0), x.size(1), x.scalar_type(), false);
   const bool fresh = state.empty();

@@ -20,18 +20,21 @@ struct MixerParameter {
   at::Tensor tensor;             // float32, contiguous
 };
 
-// A mixer's recurrent state for a batch, in plan order. Its size does not depend on the tokens seen.
+// A mixer's recurrent state for a batch, in plan order. Its size does not depend on the tokens
+// seen.
 using MixerState = std::vector<at::Tensor>;
 
 struct MixerOutput {
-  at::Tensor y;                   // [B,T,model]
-  std::vector<at::Tensor> taps;   // in the order they were asked for
+  at::Tensor y;                  // [B,T,model]
+  std::vector<at::Tensor> taps;  // in the order they were asked for
 };
 
-// A mixer plugin's instance with everything the host owns for it: parameters, states, workspace. Not thread-safe.
+// A mixer plugin's instance with everything the host owns for it: parameters, states, workspace.
+// Not thread-safe.
 class TokenMixer {
  public:
-  // Parameters start as the plugin's specs say, drawn from `seed`; the same seed gives the same bytes.
+  // Parameters start as the plugin's specs say, drawn from `seed`; the same seed gives the same
+  // bytes.
   TokenMixer(std::shared_ptr<Mixer> plugin, std::uint64_t seed);
 
   // Own parameters, the same plugin instance.
@@ -45,14 +48,16 @@ class TokenMixer {
 
   std::vector<std::string> tap_names();
 
-  // x [B,T,model] -> y, under autograd when x or a parameter requires it. pad_mask [B,T] u8 (1 = real) and positions
-  // [B,T] i64 may be undefined. Taps by name; Error(plugin) names an unknown one and those there are.
-  MixerOutput forward(const at::Tensor& x, const at::Tensor& positions = {}, const at::Tensor& pad_mask = {},
-                      const std::vector<std::string>& taps = {});
+  // x [B,T,model] -> y, under autograd when x or a parameter requires it. pad_mask [B,T] u8 (1 =
+  // real) and positions [B,T] i64 may be undefined. Taps by name; Error(plugin) names an unknown
+  // one and those there are.
+  MixerOutput forward(const at::Tensor& x, const at::Tensor& positions = {},
+                      const at::Tensor& pad_mask = {}, const std::vector<std::string>& taps = {});
 
-  // Inference over x [B,T,model] that starts from `state` (empty = zero state) and leaves the new state in it. T == 1
-  // after a prefill runs the plugin's step().
-  at::Tensor advance(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask, MixerState& state);
+  // Inference over x [B,T,model] that starts from `state` (empty = zero state) and leaves the new
+  // state in it. T == 1 after a prefill runs the plugin's step().
+  at::Tensor advance(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
+                     MixerState& state);
 
  private:
   friend class MixerFunction;
@@ -67,11 +72,12 @@ class TokenMixer {
     std::vector<Tensor> saved, state, taps;
   };
   TokenMixer() = default;
-  // Plans the plugin for these sizes; forward, backward and step must follow the plan of their sizes. Not cached:
-  // clones share the instance, so another's plan may stand between.
+  // Plans the plugin for these sizes; forward, backward and step must follow the plan of their
+  // sizes. Not cached: clones share the instance, so another's plan may stand between.
   Plan plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype, bool training);
   graft_exec exec(std::uint64_t workspace_bytes, std::uint64_t flags);
-  std::vector<std::size_t> tap_indices(const Plan& plan, const std::vector<std::string>& names) const;
+  std::vector<std::size_t> tap_indices(const Plan& plan,
+                                       const std::vector<std::string>& names) const;
 
   std::shared_ptr<Mixer> plugin_;
   std::vector<MixerParameter> parameters_;

@@ -31,7 +31,8 @@ DLDataType dl_dtype(at::ScalarType type) {
     case at::kLong:
       return {kDLInt, bits, 1};
     default:
-      fail(ErrorKind::internal, std::string("a tensor of type ") + at::toString(type) + " cannot cross the plugin ABI");
+      fail(ErrorKind::internal,
+           std::string("a tensor of type ") + at::toString(type) + " cannot cross the plugin ABI");
   }
 }
 
@@ -61,8 +62,9 @@ at::ScalarType scalar_type(DLDataType type) {
         break;
     }
   }
-  fail(ErrorKind::plugin, "a plugin handed over a tensor of DLPack type code " + std::to_string(type.code) + ", " +
-                              std::to_string(type.bits) + " bits, " + std::to_string(type.lanes) + " lanes");
+  fail(ErrorKind::plugin, "a plugin handed over a tensor of DLPack type code " +
+                              std::to_string(type.code) + ", " + std::to_string(type.bits) +
+                              " bits, " + std::to_string(type.lanes) + " lanes");
 }
 
 BorrowedTensor::BorrowedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
@@ -87,12 +89,14 @@ BorrowedTensors::BorrowedTensors(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor view_of(const DLTensor& tensor) {
-  const auto options =
-      at::TensorOptions().dtype(scalar_type(tensor.dtype)).device(tensor.device.device_type == kDLCUDA ? at::kCUDA : at::kCPU);
+  const auto options = at::TensorOptions()
+                           .dtype(scalar_type(tensor.dtype))
+                           .device(tensor.device.device_type == kDLCUDA ? at::kCUDA : at::kCPU);
   const at::IntArrayRef shape(tensor.shape, static_cast<std::size_t>(tensor.ndim));
   auto* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   if (tensor.strides == nullptr) return at::from_blob(data, shape, options);
-  return at::from_blob(data, shape, at::IntArrayRef(tensor.strides, static_cast<std::size_t>(tensor.ndim)), options);
+  return at::from_blob(
+      data, shape, at::IntArrayRef(tensor.strides, static_cast<std::size_t>(tensor.ndim)), options);
 }
 
 void* Workspace::reserve(std::uint64_t bytes) {
@@ -123,8 +127,9 @@ at::Tensor transposed(const DLTensor* tensor, std::int32_t transpose) {
   return transpose != 0 ? view.transpose(-1, -2) : view;
 }
 
-graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32_t trans_b, double alpha, const DLTensor* a,
-                             const DLTensor* b, double beta, DLTensor* c, void*, graft_error* error) {
+graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32_t trans_b,
+                             double alpha, const DLTensor* a, const DLTensor* b, double beta,
+                             DLTensor* c, void*, graft_error* error) {
   try {
     c10::InferenceMode no_grad;
     if (a == nullptr || b == nullptr || c == nullptr)
@@ -134,7 +139,8 @@ graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32
     const auto accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor product = at::matmul(left.to(accumulate), right.to(accumulate)).mul_(alpha);
     if (product.sizes() != out.sizes())
-      return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", "the shapes of a, b and c do not fit");
+      return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm",
+                    "the shapes of a, b and c do not fit");
     // beta 0 means c is not read: it may hold NaN.
     if (beta != 0) product.add_(out, beta);
     out.copy_(product);
@@ -144,7 +150,8 @@ graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32
   }
 }
 
-graft_status GRAFT_CALL spd_solve(const graft_host*, const DLTensor* a, DLTensor* x, void*, graft_error* error) {
+graft_status GRAFT_CALL spd_solve(const graft_host*, const DLTensor* a, DLTensor* x, void*,
+                                  graft_error* error) {
   try {
     c10::InferenceMode no_grad;
     if (a == nullptr || x == nullptr)
@@ -152,7 +159,8 @@ graft_status GRAFT_CALL spd_solve(const graft_host*, const DLTensor* a, DLTensor
     at::Tensor solution = view_of(*x);
     const auto [factor, info] = at::linalg_cholesky_ex(view_of(*a).to(at::kDouble));
     if (info.item<int>() != 0)
-      return report(error, GRAFT_FAILED_PRECONDITION, "host-blas.spd_solve", "the matrix is not positive definite");
+      return report(error, GRAFT_FAILED_PRECONDITION, "host-blas.spd_solve",
+                    "the matrix is not positive definite");
     solution.copy_(at::cholesky_solve(solution.to(at::kDouble), factor));
     return GRAFT_OK;
   } catch (const std::exception& e) {
@@ -162,9 +170,13 @@ graft_status GRAFT_CALL spd_solve(const graft_host*, const DLTensor* a, DLTensor
 
 std::int32_t GRAFT_CALL num_threads(const graft_host*) { return at::get_num_threads(); }
 
-void GRAFT_CALL parallel_for(const graft_host*, std::int64_t begin, std::int64_t end, std::int64_t grain,
-                             void (GRAFT_CALL* fn)(void*, std::int64_t, std::int64_t, std::int32_t), void* arg) {
-  at::parallel_for(begin, end, grain, [&](std::int64_t from, std::int64_t to) { fn(arg, from, to, at::get_thread_num()); });
+void GRAFT_CALL parallel_for(const graft_host*, std::int64_t begin, std::int64_t end,
+                             std::int64_t grain,
+                             void(GRAFT_CALL* fn)(void*, std::int64_t, std::int64_t, std::int32_t),
+                             void* arg) {
+  at::parallel_for(begin, end, grain, [&](std::int64_t from, std::int64_t to) {
+    fn(arg, from, to, at::get_thread_num());
+  });
 }
 
 }  // namespace

@@ -11,8 +11,9 @@
 
 namespace graft {
 
-// A DLTensor that borrows an at::Tensor for the length of a call across the ABI: strides always filled,
-// byte_offset 0. Keeps the tensor alive; not to be moved while a plugin may hold the pointer.
+// A DLTensor that borrows an at::Tensor for the length of a call across the ABI: strides always
+// filled, byte_offset 0. Keeps the tensor alive; not to be moved while a plugin may hold the
+// pointer.
 class BorrowedTensor {
  public:
   BorrowedTensor() = default;
@@ -29,7 +30,8 @@ class BorrowedTensor {
   DLTensor dl_{};
 };
 
-// Several of them, as the arrays of pointers the ABI wants. An undefined tensor becomes a NULL entry.
+// Several of them, as the arrays of pointers the ABI wants. An undefined tensor becomes a NULL
+// entry.
 class BorrowedTensors {
  public:
   BorrowedTensors() = default;
@@ -44,7 +46,8 @@ class BorrowedTensors {
   std::vector<DLTensor*> pointers_;
 };
 
-// The tensor behind a plugin's DLTensor, without a copy. Valid as long as the plugin says its memory is.
+// The tensor behind a plugin's DLTensor, without a copy. Valid as long as the plugin says its
+// memory is.
 at::Tensor view_of(const DLTensor& tensor);
 
 DLDataType dl_dtype(at::ScalarType type);

@@ -42,7 +42,8 @@ TEST_P(SmolLm2, PerplexityEqualsTransformers) {
   options.compute = GetParam();
 #if defined(__x86_64__)
   if (options.compute == Compute::bfloat16 && !__builtin_cpu_supports("avx512bf16"))
-    GTEST_SKIP() << "no bfloat16 products in this CPU: LibTorch emulates them, some minutes for 8192 tokens";
+    GTEST_SKIP()
+        << "no bfloat16 products in this CPU: LibTorch emulates them, some minutes for 8192 tokens";
 #endif
   const Backbone model = Backbone::load(folder, options);
   const bool exact = options.compute == Compute::float32;

@@ -37,8 +37,9 @@ void AdamW::step(double lr_factor) {
     }
     if (parameters.empty()) continue;
     const AdamWOptions& o = group.options;
-    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, steps, o.lr * lr_factor, o.beta1, o.beta2,
-                      o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, steps, o.lr * lr_factor,
+                      o.beta1, o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false,
+                      /*maximize=*/false);
   }
 }
 
@@ -52,7 +53,8 @@ double AdamW::clip_gradients(double max_norm) {
   double square = 0;
   for (const Group& group : groups_)
     for (const at::Tensor& parameter : group.parameters)
-      if (parameter.grad().defined()) square += std::pow(at::norm(parameter.grad()).item<double>(), 2);
+      if (parameter.grad().defined())
+        square += std::pow(at::norm(parameter.grad()).item<double>(), 2);
   const double norm = std::sqrt(square);
   if (max_norm > 0 && norm > max_norm)
     for (Group& group : groups_)
@@ -61,13 +63,15 @@ double AdamW::clip_gradients(double max_norm) {
   return norm;
 }
 
-double lr_factor(const std::string& schedule, std::int64_t step, std::int64_t steps, std::int64_t warmup,
-                 double min_ratio) {
-  const double warm = warmup > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(warmup)) : 1.0;
+double lr_factor(const std::string& schedule, std::int64_t step, std::int64_t steps,
+                 std::int64_t warmup, double min_ratio) {
+  const double warm =
+      warmup > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(warmup)) : 1.0;
   if (schedule == "constant") return warm;
   if (schedule != "cosine")
     fail(ErrorKind::usage, "calibrate.schedule is '" + schedule + "'; it takes constant or cosine");
-  const double phase = std::numbers::pi * static_cast<double>(step) / static_cast<double>(std::max<std::int64_t>(steps, 1));
+  const double phase = std::numbers::pi * static_cast<double>(step) /
+                       static_cast<double>(std::max<std::int64_t>(steps, 1));
   return warm * (0.5 + 0.5 * std::cos(phase)) * (1 - min_ratio) + min_ratio;
 }
 

@@ -17,18 +17,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Sequences run through a layer of the teacher at once: bounds the activations of its MLP.
 constexpr std::int64_t kSequencesAtOnce = 8;
 
-// Front matter (title, contents) is no prose: windows start behind it where the text is long enough.
+// Front matter (title, contents) is no prose: windows start behind it where the text is long
+// enough.
 constexpr std::int64_t kFrontMatter = 500;
 
-// The residual stream of the calibration tokens on its way through the teacher, and what the current layer makes of it.
+// The residual stream of the calibration tokens on its way through the teacher, and what the
+// current layer makes of it.
 class TeacherSweep {
  public:
-  TeacherSweep(const Backbone& teacher, const at::Tensor& windows, const Initializer& initializer, std::int64_t n_init)
+  TeacherSweep(const Backbone& teacher, const at::Tensor& windows, const Initializer& initializer,
+               std::int64_t n_init)
       : teacher_(teacher), n_init_(n_init) {
     context_limit_ = 0;
     wants_context_ = wants_signal(initializer, GRAFT_SIGNAL_HEAD_CONTEXT, &context_limit_);
@@ -38,7 +43,8 @@ class TeacherSweep {
     y_ = at::empty_like(h_);
   }
 
-  // Runs the layer's attention on all sequences. `signals_wanted`: keep the block's input and head contexts.
+  // Runs the layer's attention on all sequences. `signals_wanted`: keep the block's input and head
+  // contexts.
   void run_attention(std::int64_t layer, bool signals_wanted) {
     layer_ = layer;
     if (signals_wanted && !x_.defined()) x_ = at::empty_like(h_);
@@ -98,7 +104,8 @@ class TeacherSweep {
 
   void keep_context(std::int64_t first, const at::Tensor& context) {
     if (!context_.defined())
-      context_ = at::empty({context_limit_, context.size(1), context.size(2), context.size(3)}, context.options());
+      context_ = at::empty({context_limit_, context.size(1), context.size(2), context.size(3)},
+                           context.options());
     const std::int64_t count = std::min(context.size(0), context_limit_ - first);
     context_.narrow(0, first, count).copy_(context.narrow(0, 0, count));
   }
@@ -110,12 +117,15 @@ class TeacherSweep {
   double init_seconds_ = 0, rest_seconds_ = 0;
 };
 
-// 1/|residual|^2 so that an error counts by what it does to the stream, mean 1. The first position carries the massive
-// activation that later layers lean on, and its own norm would make it count for nothing: it is weighted up.
-at::Tensor token_weights(const CalibrateOptions& options, const at::Tensor& residual, std::int64_t layer) {
+// 1/|residual|^2 so that an error counts by what it does to the stream, mean 1. The first position
+// carries the massive activation that later layers lean on, and its own norm would make it count
+// for nothing: it is weighted up.
+at::Tensor token_weights(const CalibrateOptions& options, const at::Tensor& residual,
+                         std::int64_t layer) {
   if (options.token_weight == "none") return {};
   if (options.token_weight != "residual")
-    fail(ErrorKind::usage, "calibrate.token_weight is '" + options.token_weight + "'; it takes none or residual");
+    fail(ErrorKind::usage,
+         "calibrate.token_weight is '" + options.token_weight + "'; it takes none or residual");
   at::Tensor weight = residual.square().sum(-1).clamp_min(1e-12).reciprocal();
   weight = weight / weight.mean();
   if (layer < options.position0_layers) weight.select(1, 0).mul_(1 + options.position0_weight);
@@ -129,13 +139,16 @@ std::uint64_t layer_seed(std::uint64_t seed, std::int64_t layer) {
 std::string note(const ConvertedLayer& done) {
   if (done.report.steps == 0) return "";
   char text[64];
-  std::snprintf(text, sizeof text, "loss %.4f -> %.4f", done.report.first_loss, done.report.last_loss);
+  std::snprintf(text, sizeof text, "loss %.4f -> %.4f", done.report.first_loss,
+                done.report.last_loss);
   return text;
 }
 
 // Sequences the recipe asks for: of the initializer, and in all.
 std::pair<std::int64_t, std::int64_t> sequence_counts(const Recipe& recipe, bool init_wants) {
-  const auto count = [&](std::int64_t tokens) { return (tokens + recipe.window - 1) / recipe.window; };
+  const auto count = [&](std::int64_t tokens) {
+    return (tokens + recipe.window - 1) / recipe.window;
+  };
   const std::int64_t n_init = init_wants ? count(recipe.init_tokens) : 0;
   return {n_init, std::max(n_init, recipe.calibrate ? count(recipe.stage.tokens) : 0)};
 }
@@ -156,7 +169,8 @@ void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelCon
   const auto mixer = registry.create_mixer(recipe.mixer.name, info.c_info(), recipe.mixer.options);
   const auto initializer = registry.create_initializer(recipe.init.name, recipe.init.options);
   std::vector<std::string> mixer_roles, teacher_roles;
-  for (const graft_param_spec* spec : mixer->param_specs()) mixer_roles.emplace_back(spec->role == nullptr ? "" : spec->role);
+  for (const graft_param_spec* spec : mixer->param_specs())
+    mixer_roles.emplace_back(spec->role == nullptr ? "" : spec->role);
   for (const RoleLayout& layout : attention_roles(teacher)) teacher_roles.push_back(layout.role);
 
   for (const graft_role_need& need : initializer->needs()) {
@@ -164,16 +178,20 @@ void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelCon
     const auto& roles = need.on_teacher != 0 ? teacher_roles : mixer_roles;
     if (std::find(roles.begin(), roles.end(), need.role) != roles.end()) continue;
     std::string have;
-    for (const std::string& role : std::set<std::string>(roles.begin(), roles.end())) have += (have.empty() ? "" : ", ") + role;
-    fail(ErrorKind::plugin, "initializer '" + initializer->label() + "' needs role " + need.role + "; " +
-                                (need.on_teacher != 0 ? "the teacher (" + teacher.family + ")" : "mixer '" + mixer->label() + "'") +
+    for (const std::string& role : std::set<std::string>(roles.begin(), roles.end()))
+      have += (have.empty() ? "" : ", ") + role;
+    fail(ErrorKind::plugin, "initializer '" + initializer->label() + "' needs role " + need.role +
+                                "; " +
+                                (need.on_teacher != 0 ? "the teacher (" + teacher.family + ")"
+                                                      : "mixer '" + mixer->label() + "'") +
                                 " has: " + have);
   }
-  if (recipe.calibrate) registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
+  if (recipe.calibrate)
+    registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
 }
 
-at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count, std::int64_t window,
-                               std::uint64_t seed) {
+at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count,
+                               std::int64_t window, std::uint64_t seed) {
   if (documents.empty()) fail(ErrorKind::input, "there is no text to calibrate on");
   for (const Document& document : documents)
     require_tokens(document, window, "one calibration window");
@@ -182,10 +200,12 @@ at::Tensor calibration_windows(const std::vector<Document>& documents, std::int6
   const auto n = static_cast<std::int64_t>(documents.size());
   for (std::int64_t i = 0; i < count; ++i) {
     const auto& tokens = documents[static_cast<std::size_t>(i % n)].tokens;
-    const auto length = static_cast<std::uint64_t>(tokens.size()), k = static_cast<std::uint64_t>(i / n);
+    const auto length = static_cast<std::uint64_t>(tokens.size()),
+               k = static_cast<std::uint64_t>(i / n);
     const auto taken = static_cast<std::uint64_t>(window);
     const std::uint64_t skip = length > 2 * (kFrontMatter + taken) ? kFrontMatter : 0;
-    // Knuth's multiplicative hash: spreads successive k over the text without a random number generator.
+    // Knuth's multiplicative hash: spreads successive k over the text without a random number
+    // generator.
     const std::uint64_t hash = (k * 2654435761u + seed * 97531u) & 0xffffffffu;
     const std::uint64_t start = skip + hash % std::max<std::uint64_t>(length - skip - taken, 1);
     out = std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(start), window, out);
@@ -193,8 +213,9 @@ at::Tensor calibration_windows(const std::vector<Document>& documents, std::int6
   return ids;
 }
 
-Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe, const std::vector<int>& layers,
-                   const std::vector<Document>& text, std::uint64_t seed, const ConvertHooks& hooks) {
+Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe,
+                   const std::vector<int>& layers, const std::vector<Document>& text,
+                   std::uint64_t seed, const ConvertHooks& hooks) {
   at::NoGradGuard no_grad;
   const auto initializer = registry.create_initializer(recipe.init.name, recipe.init.options);
   const auto [n_init, n_all] = sequence_counts(recipe, wants_calibration(*initializer));
@@ -206,27 +227,34 @@ Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Reci
   std::unique_ptr<TeacherSweep> sweep;
   std::unique_ptr<Objective> objective;
   if (n_all > 0)
-    sweep = std::make_unique<TeacherSweep>(teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer, n_init);
-  if (recipe.calibrate) objective = registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
+    sweep = std::make_unique<TeacherSweep>(
+        teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer, n_init);
+  if (recipe.calibrate)
+    objective = registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
 
   double init_before = 0, rest_before = 0;
   const int last = chosen.empty() ? -1 : *chosen.rbegin();
   for (int layer = 0; layer <= last; ++layer) {
-    if (hooks.should_stop && hooks.should_stop()) fail(ErrorKind::interrupted, "interrupted before layer " + std::to_string(layer));
+    if (hooks.should_stop && hooks.should_stop())
+      fail(ErrorKind::interrupted, "interrupted before layer " + std::to_string(layer));
     const bool converts = chosen.contains(layer);
     if (sweep) sweep->run_attention(layer, converts);
     if (converts) {
       ConvertedLayer& done = result.layers[layer];
       const LayerInfo info = teacher.layer_info(layer);
       done.mixer = std::make_shared<TokenMixer>(
-          registry.create_mixer(recipe.mixer.name, info.c_info(), recipe.mixer.options), layer_seed(seed, layer));
+          registry.create_mixer(recipe.mixer.name, info.c_info(), recipe.mixer.options),
+          layer_seed(seed, layer));
       const LayerSignals signals = n_init > 0 ? sweep->signals() : LayerSignals{};
-      done.seconds.init = run_initializer(*initializer, teacher, layer, *done.mixer, signals, layer_seed(seed, layer)).seconds;
+      done.seconds.init = run_initializer(*initializer, teacher, layer, *done.mixer, signals,
+                                          layer_seed(seed, layer))
+                              .seconds;
       if (recipe.calibrate) {
         done.initialised = done.mixer->clone();
         try {
           done.report = calibrate(*done.mixer, *objective, recipe.stage, sweep->x(), sweep->y(),
-                                  token_weights(recipe.stage, sweep->residual(), layer), layer_seed(seed, layer), hooks.should_stop);
+                                  token_weights(recipe.stage, sweep->residual(), layer),
+                                  layer_seed(seed, layer), hooks.should_stop);
         } catch (const Error& e) {
           throw Error(e.kind(), "layer " + std::to_string(layer) + ": " + e.what());
         }

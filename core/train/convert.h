@@ -27,8 +27,8 @@ struct Recipe {
   std::string label;  // the row's name in tables; the initializer's alias unless it is a baseline
   PluginChoice mixer;
   PluginChoice init;
-  std::int64_t init_tokens = 16384;   // calibration tokens the initializer sees
-  std::int64_t window = 256;          // tokens in one calibration sequence
+  std::int64_t init_tokens = 16384;  // calibration tokens the initializer sees
+  std::int64_t window = 256;         // tokens in one calibration sequence
   bool calibrate = true;
   CalibrateOptions stage;
 };
@@ -39,11 +39,13 @@ struct ConvertSeconds {
   double calibrate = 0;  // the stage, with the teacher's passes over the tokens only it sees
 };
 
-// What converting one layer gave. Layers are converted from the teacher's inputs, so each stands alone
-// and a student may use any subset of them.
+// What converting one layer gave. Layers are converted from the teacher's inputs, so each stands
+// alone and a student may use any subset of them.
 struct ConvertedLayer {
-  std::shared_ptr<TokenMixer> mixer;        // after calibration, or after initialisation when there is none
-  std::shared_ptr<TokenMixer> initialised;  // a copy from before calibration; null when there is none
+  std::shared_ptr<TokenMixer>
+      mixer;  // after calibration, or after initialisation when there is none
+  std::shared_ptr<TokenMixer>
+      initialised;  // a copy from before calibration; null when there is none
   ConvertSeconds seconds;
   CalibrateReport report;
 };
@@ -60,20 +62,21 @@ struct ConvertHooks {
   StopCheck should_stop;
 };
 
-// Checks, without reading a weight, that the recipe's initializer and mixer fit each other: the roles the
-// initializer needs are among the mixer's, the teacher's roles among the family's. Throws Error(plugin).
+// Checks, without reading a weight, that the recipe's initializer and mixer fit each other: the
+// roles the initializer needs are among the mixer's, the teacher's roles among the family's. Throws
+// Error(plugin).
 void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelConfig& teacher);
 
-// Calibration sequences [N, window] i64: window i is from document i mod n at a place drawn by seed, all of them
-// different as far as the documents go.
-at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count, std::int64_t window,
-                               std::uint64_t seed);
+// Calibration sequences [N, window] i64: window i is from document i mod n at a place drawn by
+// seed, all of them different as far as the documents go.
+at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count,
+                               std::int64_t window, std::uint64_t seed);
 
-// Converts `layers` of the teacher layer by layer. Only the residual stream of the calibration tokens is held: layer l
-// is converted on it, then it is advanced through the teacher's layer l. No graph spans layers.
-// Throws Error; Error(interrupted) when should_stop says so.
+// Converts `layers` of the teacher layer by layer. Only the residual stream of the calibration
+// tokens is held: layer l is converted on it, then it is advanced through the teacher's layer l. No
+// graph spans layers. Throws Error; Error(interrupted) when should_stop says so.
 Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe,
-                   const std::vector<int>& layers, const std::vector<Document>& text, std::uint64_t seed,
-                   const ConvertHooks& hooks);
+                   const std::vector<int>& layers, const std::vector<Document>& text,
+                   std::uint64_t seed, const ConvertHooks& hooks);
 
 }  // namespace graft

@@ -14,14 +14,18 @@
 namespace graft {
 namespace {
 
-// Four sequences of 256 tokens: large enough for a GEMM, small enough that [B,H,T,T] stays near 10 MB.
+// Four sequences of 256 tokens: large enough for a GEMM, small enough that [B,H,T,T] stays near 10
+// MB.
 constexpr std::int64_t kSequencesAtOnce = 4;
 
 // graft_named_tensor for a tensor of the host, with the DLTensor it points to.
 struct NamedTensor {
-  NamedTensor(std::string name_in, std::string role_in, std::string axes_in, const char* domain, std::int32_t heads,
-              std::int32_t head_dim, at::Tensor tensor)
-      : name(std::move(name_in)), role(std::move(role_in)), axes(std::move(axes_in)), borrowed(std::move(tensor)) {
+  NamedTensor(std::string name_in, std::string role_in, std::string axes_in, const char* domain,
+              std::int32_t heads, std::int32_t head_dim, at::Tensor tensor)
+      : name(std::move(name_in)),
+        role(std::move(role_in)),
+        axes(std::move(axes_in)),
+        borrowed(std::move(tensor)) {
     c.struct_size = sizeof c;
     c.name = name.c_str();
     c.role = role.c_str();
@@ -69,14 +73,18 @@ class CalibrationFeed {
   void install(graft_init_args& args) {
     args.ctx = this;
     args.n_batches = batches();
-    args.next_batch = [](void* ctx, const graft_named_tensor* const** out, std::uint32_t* n, graft_error* error) {
-      return guarded(ctx, "next_batch", error, [&](CalibrationFeed& feed) { return feed.next(out, n, error); });
+    args.next_batch = [](void* ctx, const graft_named_tensor* const** out, std::uint32_t* n,
+                         graft_error* error) {
+      return guarded(ctx, "next_batch", error,
+                     [&](CalibrationFeed& feed) { return feed.next(out, n, error); });
     };
     args.rewind = [](void* ctx, graft_error* error) {
       return guarded(ctx, "rewind", error, [&](CalibrationFeed& feed) { return feed.rewind(); });
     };
-    args.probe = [](void* ctx, std::uint32_t n, const char* const* taps, const DLTensor** out, graft_error* error) {
-      return guarded(ctx, "probe", error, [&](CalibrationFeed& feed) { return feed.probe(n, taps, out, error); });
+    args.probe = [](void* ctx, std::uint32_t n, const char* const* taps, const DLTensor** out,
+                    graft_error* error) {
+      return guarded(ctx, "probe", error,
+                     [&](CalibrationFeed& feed) { return feed.probe(n, taps, out, error); });
     };
   }
 
@@ -97,7 +105,8 @@ class CalibrationFeed {
     }
   }
 
-  static graft_status say(graft_error* error, graft_status code, const char* where, const std::string& message) {
+  static graft_status say(graft_error* error, graft_status code, const char* where,
+                          const std::string& message) {
     if (error != nullptr) {
       error->code = code;
       std::snprintf(error->where, sizeof error->where, "%s", where);
@@ -131,7 +140,8 @@ class CalibrationFeed {
     offer(GRAFT_SIGNAL_RESIDUAL, "batch,tokens,model", signals_.residual);
     offer(GRAFT_SIGNAL_HEAD_CONTEXT, "batch,tokens,heads,value", signals_.head_context);
     std::int64_t limit = 0;
-    if (signals_.attention_probs && wants_signal(initializer_, GRAFT_SIGNAL_ATTENTION_PROBS, &limit) &&
+    if (signals_.attention_probs &&
+        wants_signal(initializer_, GRAFT_SIGNAL_ATTENTION_PROBS, &limit) &&
         (limit == 0 || first_ < limit))
       batch_.add(GRAFT_SIGNAL_ATTENTION_PROBS, "", "batch,heads,query,key", nullptr, 0, 0,
                  signals_.attention_probs(first_, count_));
@@ -148,9 +158,11 @@ class CalibrationFeed {
     return GRAFT_OK;
   }
 
-  graft_status probe(std::uint32_t n, const char* const* names, const DLTensor** out, graft_error* error) {
+  graft_status probe(std::uint32_t n, const char* const* names, const DLTensor** out,
+                     graft_error* error) {
     if (count_ == 0)
-      return say(error, GRAFT_FAILED_PRECONDITION, "probe", "there is no current batch; call next_batch() first");
+      return say(error, GRAFT_FAILED_PRECONDITION, "probe",
+                 "there is no current batch; call next_batch() first");
     at::NoGradGuard no_grad;
     const std::vector<std::string> known = mixer_.tap_names();
     std::vector<std::string> taps;
@@ -160,10 +172,12 @@ class CalibrationFeed {
       // The initializer's to handle: it may do without.
       if (std::find(known.begin(), known.end(), name) == known.end())
         return say(error, GRAFT_NOT_FOUND, "probe",
-                   "mixer '" + mixer_.plugin().label() + "' has no tap '" + name + "'" + did_you_mean(name, known));
+                   "mixer '" + mixer_.plugin().label() + "' has no tap '" + name + "'" +
+                       did_you_mean(name, known));
       taps.push_back(name);
     }
-    const MixerOutput output = mixer_.forward(signals_.block_input.narrow(0, first_, count_), {}, {}, taps);
+    const MixerOutput output =
+        mixer_.forward(signals_.block_input.narrow(0, first_, count_), {}, {}, taps);
     probes_.clear();
     std::size_t tap = 0;
     for (std::uint32_t i = 0; i < n; ++i) {
@@ -186,22 +200,24 @@ class CalibrationFeed {
 NamedTensors teacher_parameters(const Backbone& teacher, std::int64_t layer) {
   NamedTensors list;
   for (const RoleTensor& parameter : teacher.layer_roles(layer))
-    list.add(parameter.layout.name, parameter.layout.role, parameter.layout.axes, nullptr, parameter.layout.heads,
-             parameter.layout.head_dim, parameter.tensor);
+    list.add(parameter.layout.name, parameter.layout.role, parameter.layout.axes, nullptr,
+             parameter.layout.heads, parameter.layout.head_dim, parameter.tensor);
   return list;
 }
 
 NamedTensors student_parameters(const TokenMixer& mixer) {
   NamedTensors list;
   for (const MixerParameter& parameter : mixer.parameters())
-    list.add(parameter.name, parameter.role, parameter.spec->axes == nullptr ? "" : parameter.spec->axes,
-             parameter.spec->domain, parameter.spec->heads, parameter.spec->head_dim, parameter.tensor);
+    list.add(parameter.name, parameter.role,
+             parameter.spec->axes == nullptr ? "" : parameter.spec->axes, parameter.spec->domain,
+             parameter.spec->heads, parameter.spec->head_dim, parameter.tensor);
   return list;
 }
 
 }  // namespace
 
-bool wants_signal(const Initializer& initializer, const std::string& name, std::int64_t* max_sequences) {
+bool wants_signal(const Initializer& initializer, const std::string& name,
+                  std::int64_t* max_sequences) {
   for (const graft_calibration_need& need : initializer.calibration()) {
     if (name != need.name) continue;
     if (max_sequences != nullptr) *max_sequences = need.max_sequences;
@@ -210,10 +226,13 @@ bool wants_signal(const Initializer& initializer, const std::string& name, std::
   return false;
 }
 
-bool wants_calibration(const Initializer& initializer) { return !initializer.calibration().empty(); }
+bool wants_calibration(const Initializer& initializer) {
+  return !initializer.calibration().empty();
+}
 
-InitReport run_initializer(const Initializer& initializer, const Backbone& teacher, std::int64_t layer, TokenMixer& mixer,
-                           const LayerSignals& signals, std::uint64_t seed) {
+InitReport run_initializer(const Initializer& initializer, const Backbone& teacher,
+                           std::int64_t layer, TokenMixer& mixer, const LayerSignals& signals,
+                           std::uint64_t seed) {
   at::NoGradGuard no_grad;
   const auto start = std::chrono::steady_clock::now();
   const LayerInfo info = teacher.layer_info(layer);
@@ -243,7 +262,8 @@ InitReport run_initializer(const Initializer& initializer, const Backbone& teach
     initializer.run(exec, args);
   } catch (const Error& e) {
     feed.rethrow();
-    if (e.kind() == ErrorKind::interrupted) fail(ErrorKind::interrupted, "interrupted in layer " + std::to_string(layer));
+    if (e.kind() == ErrorKind::interrupted)
+      fail(ErrorKind::interrupted, "interrupted in layer " + std::to_string(layer));
     throw Error(e.kind(), "layer " + std::to_string(layer) + ": " + e.what());
   }
 

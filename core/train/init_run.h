@@ -13,8 +13,8 @@
 
 namespace graft {
 
-// What the teacher does at one layer on the calibration sequences, [N,T,...] float32. Tensors an initializer did not ask
-// for are undefined.
+// What the teacher does at one layer on the calibration sequences, [N,T,...] float32. Tensors an
+// initializer did not ask for are undefined.
 struct LayerSignals {
   at::Tensor block_input;   // [N,T,D]
   at::Tensor block_output;  // [N,T,D]
@@ -31,12 +31,14 @@ struct InitReport {
 };
 
 // Does the initializer want this signal, and of how many sequences (0 = all)?
-bool wants_signal(const Initializer& initializer, const std::string& name, std::int64_t* max_sequences = nullptr);
+bool wants_signal(const Initializer& initializer, const std::string& name,
+                  std::int64_t* max_sequences = nullptr);
 bool wants_calibration(const Initializer& initializer);
 
-// Runs `initializer` on one layer: the teacher's parameters by role and the signals in, the mixer's parameters out.
-// Throws what the initializer reports as Error(plugin), with the layer.
-InitReport run_initializer(const Initializer& initializer, const Backbone& teacher, std::int64_t layer, TokenMixer& mixer,
-                           const LayerSignals& signals, std::uint64_t seed);
+// Runs `initializer` on one layer: the teacher's parameters by role and the signals in, the mixer's
+// parameters out. Throws what the initializer reports as Error(plugin), with the layer.
+InitReport run_initializer(const Initializer& initializer, const Backbone& teacher,
+                           std::int64_t layer, TokenMixer& mixer, const LayerSignals& signals,
+                           std::uint64_t seed);
 
 }  // namespace graft

@@ -11,19 +11,21 @@
 namespace graft {
 namespace {
 
-// Runs the objective once: it gives the loss and, for the signals that want one, the gradient, which backward() only
-// has to scale.
+// Runs the objective once: it gives the loss and, for the signals that want one, the gradient,
+// which backward() only has to scale.
 class Function : public torch::autograd::Function<Function> {
  public:
   // `signals`: those that are there; place[i]: which of the objective's needs signal i meets.
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals,
-                            const std::vector<std::size_t>& place, const Objective* objective, double grad_scale) {
+                            const std::vector<std::size_t>& place, const Objective* objective,
+                            double grad_scale) {
     const auto needs = objective->needs();
     std::vector<at::Tensor> inputs(needs.size()), gradients(needs.size()), kept;
     for (std::size_t i = 0; i < signals.size(); ++i) {
       at::Tensor& gradient = gradients[place[i]];
       inputs[place[i]] = signals[i].detach().contiguous();
-      if (needs[place[i]].want_grad != 0 && signals[i].requires_grad()) gradient = at::empty_like(inputs[place[i]]);
+      if (needs[place[i]].want_grad != 0 && signals[i].requires_grad())
+        gradient = at::empty_like(inputs[place[i]]);
       kept.push_back(gradient);
     }
     at::Tensor loss = at::zeros({}, at::kFloat);
@@ -45,7 +47,8 @@ class Function : public torch::autograd::Function<Function> {
                                                  torch::autograd::variable_list grads) {
     torch::autograd::variable_list result;
     for (const at::Tensor& gradient : ctx->get_saved_variables())
-      result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type()) : at::Tensor());
+      result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type())
+                                          : at::Tensor());
     result.resize(result.size() + 3);  // place, objective, grad_scale
     return result;
   }
@@ -65,7 +68,8 @@ class Function : public torch::autograd::Function<Function> {
 
 }  // namespace
 
-at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals, double grad_scale) const {
+at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals,
+                                   double grad_scale) const {
   std::vector<at::Tensor> there_are;
   std::vector<std::size_t> place;
   const auto needs = objective_.needs();
@@ -77,7 +81,8 @@ at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& sign
       std::string have;
       for (const auto& [name, tensor] : signals)
         if (tensor.defined()) have += (have.empty() ? "" : ", ") + name;
-      fail(ErrorKind::plugin, "objective '" + objective_.label() + "' needs signal " + need.name + "; this stage has: " + have);
+      fail(ErrorKind::plugin, "objective '" + objective_.label() + "' needs signal " + need.name +
+                                  "; this stage has: " + have);
     }
     if (!there) continue;
     there_are.push_back(found->second);

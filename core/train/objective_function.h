@@ -14,8 +14,9 @@ class ObjectiveFunction {
  public:
   explicit ObjectiveFunction(const Objective& objective) : objective_(objective) {}
 
-  // Signals by name (GRAFT_SIGNAL_*); undefined ones count as absent, those the objective does not name are not used.
-  // Gradients flow to the signals it wants them for. Throws Error(plugin) naming a required signal that is missing.
+  // Signals by name (GRAFT_SIGNAL_*); undefined ones count as absent, those the objective does not
+  // name are not used. Gradients flow to the signals it wants them for. Throws Error(plugin) naming
+  // a required signal that is missing.
   at::Tensor loss(const std::map<std::string, at::Tensor>& signals, double grad_scale = 1.0) const;
 
  private:

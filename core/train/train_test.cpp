@@ -26,12 +26,15 @@ TEST(AdamW, FollowsThePaperStepByStep) {
     const double factor = 1.0 / step;
     optimizer.step(factor);
     for (std::size_t i = 0; i < 3; ++i) {
-      const double g = parameter.grad()[static_cast<std::int64_t>(i)].item<double>(), lr = o.lr * factor;
+      const double g = parameter.grad()[static_cast<std::int64_t>(i)].item<double>(),
+                   lr = o.lr * factor;
       p[i] *= 1 - lr * o.weight_decay;
       m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
       v[i] = o.beta2 * v[i] + (1 - o.beta2) * g * g;
-      p[i] -= lr * (m[i] / (1 - std::pow(o.beta1, step))) / (std::sqrt(v[i] / (1 - std::pow(o.beta2, step))) + o.eps);
-      EXPECT_NEAR(parameter[static_cast<std::int64_t>(i)].item<double>(), p[i], 1e-5) << "step " << step << ", element " << i;
+      p[i] -= lr * (m[i] / (1 - std::pow(o.beta1, step))) /
+              (std::sqrt(v[i] / (1 - std::pow(o.beta2, step))) + o.eps);
+      EXPECT_NEAR(parameter[static_cast<std::int64_t>(i)].item<double>(), p[i], 1e-5)
+          << "step " << step << ", element " << i;
     }
   }
 }
@@ -70,7 +73,9 @@ TEST(Schedule, WarmsUpThenFallsToItsFloor) {
 
 // ---- calibration windows
 
-Document document(const std::string& name, const std::vector<std::int32_t>& tokens) { return {name, tokens}; }
+Document document(const std::string& name, const std::vector<std::int32_t>& tokens) {
+  return {name, tokens};
+}
 
 TEST(CalibrationWindows, TakeDocumentsInTurnAtPlacesDrawnBySeed) {
   std::vector<std::int32_t> a(5000), b(3000);
@@ -83,14 +88,16 @@ TEST(CalibrationWindows, TakeDocumentsInTurnAtPlacesDrawnBySeed) {
     EXPECT_EQ(windows[i][0].item<std::int64_t>(), start + (i % 2 == 0 ? 0 : 100000)) << i;
     EXPECT_EQ(windows[i][63].item<std::int64_t>(), windows[i][0].item<std::int64_t>() + 63);
   }
-  EXPECT_TRUE(at::equal(windows, calibration_windows({document("a", a), document("b", b)}, 6, 64, 1)));
-  EXPECT_FALSE(at::equal(windows, calibration_windows({document("a", a), document("b", b)}, 6, 64, 2)));
+  EXPECT_TRUE(
+      at::equal(windows, calibration_windows({document("a", a), document("b", b)}, 6, 64, 1)));
+  EXPECT_FALSE(
+      at::equal(windows, calibration_windows({document("a", a), document("b", b)}, 6, 64, 2)));
 }
 
 TEST(CalibrationWindows, AShortDocumentIsNamed) {
   const std::vector<std::int32_t> tokens(10);
-  EXPECT_GRAFT_ERROR(calibration_windows({document("tiny.txt", tokens)}, 1, 64, 1), ErrorKind::input,
-                     AllOf(HasSubstr("tiny.txt"), HasSubstr("64")));
+  EXPECT_GRAFT_ERROR(calibration_windows({document("tiny.txt", tokens)}, 1, 64, 1),
+                     ErrorKind::input, AllOf(HasSubstr("tiny.txt"), HasSubstr("64")));
   EXPECT_EQ(calibration_windows({document("exact", tokens)}, 3, 10, 1).size(0), 3);
 }
 
@@ -100,7 +107,8 @@ class CalibrateTest : public testing::Test {
  protected:
   CalibrateTest() : backbone_(Backbone::load(make_tiny_teacher(folder_ / "teacher"))) {
     at::NoGradGuard no_grad;
-    const at::Tensor ids = at::randint(0, 320, {8, 32}, at::make_generator<at::CPUGeneratorImpl>(3), at::kLong);
+    const at::Tensor ids =
+        at::randint(0, 320, {8, 32}, at::make_generator<at::CPUGeneratorImpl>(3), at::kLong);
     x_ = backbone_.block_input(0, backbone_.embed(ids));
     y_ = backbone_.attention(0, x_).y;
     options_.objective = "layer_alignment";
@@ -114,7 +122,8 @@ class CalibrateTest : public testing::Test {
     return std::make_shared<TokenMixer>(plugins_.registry().create_mixer("gdn", info.c_info()), 1);
   }
   CalibrateReport run(TokenMixer& mixer, const StopCheck& stop = {}) {
-    const auto objective = plugins_.registry().create_objective(options_.objective, options_.objective_options);
+    const auto objective =
+        plugins_.registry().create_objective(options_.objective, options_.objective_options);
     return calibrate(mixer, *objective, options_, x_, y_, {}, 1, stop);
   }
   TempFolder folder_;
@@ -136,8 +145,11 @@ TEST_F(CalibrateTest, LowersTheLossAndMovesEveryTrainedParameterAlone) {
   for (std::size_t i = 0; i < trained->parameters().size(); ++i) {
     const MixerParameter& parameter = trained->parameters()[i];
     const bool frozen = parameter.name.starts_with("o_");
-    EXPECT_EQ(at::equal(parameter.tensor, before->parameters()[i].tensor), frozen) << parameter.name;
-    EXPECT_EQ(std::count(report.trained.begin(), report.trained.end(), parameter.name), frozen ? 0 : 1) << parameter.name;
+    EXPECT_EQ(at::equal(parameter.tensor, before->parameters()[i].tensor), frozen)
+        << parameter.name;
+    EXPECT_EQ(std::count(report.trained.begin(), report.trained.end(), parameter.name),
+              frozen ? 0 : 1)
+        << parameter.name;
     EXPECT_FALSE(parameter.tensor.requires_grad());
     EXPECT_FALSE(parameter.tensor.grad().defined());
   }
@@ -148,7 +160,8 @@ TEST_F(CalibrateTest, GivesTheSameBytesTwice) {
   run(*a);
   run(*b);
   for (std::size_t i = 0; i < a->parameters().size(); ++i)
-    EXPECT_TRUE(at::equal(a->parameters()[i].tensor, b->parameters()[i].tensor)) << a->parameters()[i].name;
+    EXPECT_TRUE(at::equal(a->parameters()[i].tensor, b->parameters()[i].tensor))
+        << a->parameters()[i].name;
 }
 
 TEST_F(CalibrateTest, OneBatchCanBeOverfitted) {
@@ -172,15 +185,19 @@ TEST_F(CalibrateTest, KeepBestNeedsFullBatches) {
 
 TEST_F(CalibrateTest, AWrongRoleIsNamedWithTheNearest) {
   options_.frozen_roles = {"outptu"};
-  EXPECT_GRAFT_ERROR(run(*mixer()), ErrorKind::usage, AllOf(HasSubstr("calibrate.frozen_roles"), HasSubstr("'outptu'"), HasSubstr("'output'")));
+  EXPECT_GRAFT_ERROR(
+      run(*mixer()), ErrorKind::usage,
+      AllOf(HasSubstr("calibrate.frozen_roles"), HasSubstr("'outptu'"), HasSubstr("'output'")));
   options_.frozen_roles.clear();
   options_.lr_roles = {{"qurey", 1e-4}};
-  EXPECT_GRAFT_ERROR(run(*mixer()), ErrorKind::usage, AllOf(HasSubstr("calibrate.lr_roles"), HasSubstr("'query'")));
+  EXPECT_GRAFT_ERROR(run(*mixer()), ErrorKind::usage,
+                     AllOf(HasSubstr("calibrate.lr_roles"), HasSubstr("'query'")));
 }
 
 TEST_F(CalibrateTest, AStageThatTrainsNothingIsRefused) {
   const auto target = mixer();
-  for (const MixerParameter& parameter : target->parameters()) options_.frozen_roles.push_back(parameter.role);
+  for (const MixerParameter& parameter : target->parameters())
+    options_.frozen_roles.push_back(parameter.role);
   EXPECT_GRAFT_ERROR(run(*target), ErrorKind::usage, HasSubstr("nothing is left to train"));
 }
 
@@ -190,20 +207,24 @@ TEST_F(CalibrateTest, ANotFiniteLossStopsWithTheStepAndKeepsTheParameters) {
   y_ = y_.clone();
   y_[0][0][0] = NAN;
   options_.batch = 0;
-  EXPECT_GRAFT_ERROR(run(*target), ErrorKind::internal, AllOf(HasSubstr("nan"), HasSubstr("step 0"), HasSubstr("layer_alignment")));
+  EXPECT_GRAFT_ERROR(run(*target), ErrorKind::internal,
+                     AllOf(HasSubstr("nan"), HasSubstr("step 0"), HasSubstr("layer_alignment")));
   for (std::size_t i = 0; i < target->parameters().size(); ++i)
     EXPECT_TRUE(at::equal(target->parameters()[i].tensor, before->parameters()[i].tensor));
 }
 
 TEST_F(CalibrateTest, StopsWhenAsked) {
   int asked = 0;
-  EXPECT_GRAFT_ERROR(run(*mixer(), [&] { return ++asked > 3; }), ErrorKind::interrupted, HasSubstr("step 3"));
+  EXPECT_GRAFT_ERROR(run(*mixer(), [&] { return ++asked > 3; }), ErrorKind::interrupted,
+                     HasSubstr("step 3"));
 }
 
 TEST_F(CalibrateTest, AnObjectiveWhoseSignalIsMissingNamesIt) {
   const auto objective = plugins_.registry().create_objective("layer_alignment");
-  EXPECT_GRAFT_ERROR(ObjectiveFunction(*objective).loss({{GRAFT_SIGNAL_STUDENT_HIDDEN, x_}}), ErrorKind::plugin,
-                     AllOf(HasSubstr("layer_alignment"), HasSubstr("teacher.layer.hidden"), HasSubstr("student.layer.hidden")));
+  EXPECT_GRAFT_ERROR(ObjectiveFunction(*objective).loss({{GRAFT_SIGNAL_STUDENT_HIDDEN, x_}}),
+                     ErrorKind::plugin,
+                     AllOf(HasSubstr("layer_alignment"), HasSubstr("teacher.layer.hidden"),
+                           HasSubstr("student.layer.hidden")));
 }
 
 // ---- conversion of a whole teacher
@@ -217,7 +238,9 @@ class ConvertTest : public CalibrateTest {
       tokens_.push_back(static_cast<std::int32_t>((state >> 33) % 256));
     }
     recipe_.label = "taylor";
-    recipe_.mixer = {"gdn", {{"silu_v", false}, {"rope", true}, {"write_gate_bias", true}, {"output_gate_bias", true}}};
+    recipe_.mixer = {
+        "gdn",
+        {{"silu_v", false}, {"rope", true}, {"write_gate_bias", true}, {"output_gate_bias", true}}};
     recipe_.init = {"taylor", {}};
     recipe_.init_tokens = 512;
     recipe_.window = 32;
@@ -226,14 +249,16 @@ class ConvertTest : public CalibrateTest {
     recipe_.stage.steps = 8;
   }
   Conversion run_convert(const std::vector<int>& layers, const ConvertHooks& hooks = {}) {
-    return convert(plugins_.registry(), backbone_, recipe_, layers, {document("text", tokens_)}, 1, hooks);
+    return convert(plugins_.registry(), backbone_, recipe_, layers, {document("text", tokens_)}, 1,
+                   hooks);
   }
-  // Relative error of a converted block on the text it was fitted to: a teacher of random weights has nothing that would
-  // carry over to another.
+  // Relative error of a converted block on the text it was fitted to: a teacher of random weights
+  // has nothing that would carry over to another.
   double block_error(TokenMixer& mixer, int layer) {
     at::NoGradGuard no_grad;
     at::Tensor h = backbone_.embed(calibration_windows({document("text", tokens_)}, 16, 32, 1));
-    for (int i = 0; i < layer; ++i) h = backbone_.finish_block(i, h, backbone_.attention(i, backbone_.block_input(i, h)).y);
+    for (int i = 0; i < layer; ++i)
+      h = backbone_.finish_block(i, h, backbone_.attention(i, backbone_.block_input(i, h)).y);
     const at::Tensor x = backbone_.block_input(layer, h), y = backbone_.attention(layer, x).y;
     return ((mixer.forward(x).y - y).square().sum() / y.square().sum()).item<double>();
   }
@@ -255,7 +280,8 @@ TEST_F(ConvertTest, InitialisesThenCalibratesEachLayerOnTheTeachersInputs) {
   for (const int layer : {0, 1}) {
     const ConvertedLayer& converted = result.layers.at(layer);
     ASSERT_NE(converted.initialised, nullptr);
-    EXPECT_LT(block_error(*converted.initialised, layer), 0.9) << "little better than silence, which is 1";
+    EXPECT_LT(block_error(*converted.initialised, layer), 0.9)
+        << "little better than silence, which is 1";
     EXPECT_LT(converted.report.last_loss, converted.report.first_loss);
     EXPECT_GT(converted.seconds.init, 0);
   }
@@ -263,12 +289,14 @@ TEST_F(ConvertTest, InitialisesThenCalibratesEachLayerOnTheTeachersInputs) {
   EXPECT_GT(result.seconds(true, {0, 1}), result.seconds(true, {1}));
 }
 
-// Layers are converted from the teacher's inputs, so a layer comes out the same whichever others are converted.
+// Layers are converted from the teacher's inputs, so a layer comes out the same whichever others
+// are converted.
 TEST_F(ConvertTest, ALayerDoesNotDependOnTheOthers) {
   const Conversion both = run_convert({0, 1}), one = run_convert({1});
   const auto& a = both.layers.at(1).mixer->parameters();
   const auto& b = one.layers.at(1).mixer->parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i].tensor, b[i].tensor)) << a[i].name;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(at::equal(a[i].tensor, b[i].tensor)) << a[i].name;
 }
 
 TEST_F(ConvertTest, AnInitializerThatReadsNoTextReadsNone) {
@@ -280,8 +308,10 @@ TEST_F(ConvertTest, AnInitializerThatReadsNoTextReadsNone) {
   EXPECT_EQ(result.layers.at(0).initialised, nullptr);
   const auto roles = backbone_.layer_roles(0);
   const auto& parameters = result.layers.at(0).mixer->parameters();
-  const auto query = std::find_if(parameters.begin(), parameters.end(), [](const auto& p) { return p.role == GRAFT_ROLE_QUERY; });
-  const auto teachers = std::find_if(roles.begin(), roles.end(), [](const auto& r) { return r.layout.role == GRAFT_ROLE_QUERY; });
+  const auto query = std::find_if(parameters.begin(), parameters.end(),
+                                  [](const auto& p) { return p.role == GRAFT_ROLE_QUERY; });
+  const auto teachers = std::find_if(
+      roles.begin(), roles.end(), [](const auto& r) { return r.layout.role == GRAFT_ROLE_QUERY; });
   EXPECT_TRUE(at::equal(query->tensor, teachers->tensor));
 }
 
@@ -293,11 +323,13 @@ TEST_F(ConvertTest, IsInterruptedBetweenLayers) {
 
 TEST_F(ConvertTest, AnUnknownPartIsNamedBeforeAnyWeightIsRead) {
   recipe_.init.name = "tailor";
-  EXPECT_GRAFT_ERROR(check_recipe(plugins_.registry(), recipe_, backbone_.config()), ErrorKind::usage,
-                     AllOf(HasSubstr("'tailor'"), HasSubstr("taylor"), HasSubstr("projection_copy")));
+  EXPECT_GRAFT_ERROR(
+      check_recipe(plugins_.registry(), recipe_, backbone_.config()), ErrorKind::usage,
+      AllOf(HasSubstr("'tailor'"), HasSubstr("taylor"), HasSubstr("projection_copy")));
   recipe_.init.name = "taylor";
   recipe_.stage.objective = "layer_alignmnt";
-  EXPECT_GRAFT_ERROR(check_recipe(plugins_.registry(), recipe_, backbone_.config()), ErrorKind::usage, HasSubstr("layer_alignment"));
+  EXPECT_GRAFT_ERROR(check_recipe(plugins_.registry(), recipe_, backbone_.config()),
+                     ErrorKind::usage, HasSubstr("layer_alignment"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-/* The layout of ABI 0.1, frozen: a size or an offset that moves breaks plugins that are already built.
- * Compiled by each compiler in each standard the header claims (see CMakeLists.txt), with -Wpadded. */
+/* The layout of ABI 0.1, frozen: a size or an offset that moves breaks plugins that are already
+ * built. Compiled by each compiler in each standard the header claims (see CMakeLists.txt), with
+ * -Wpadded. */
 #include "graft/graft.h"
 
 #ifdef __cplusplus

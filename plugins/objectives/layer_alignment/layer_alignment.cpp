@@ -1,6 +1,6 @@
 // layer_alignment: how far the output of a converted block is from the teacher's.
-#include <graft/torch_mixer.hpp>
 #include <graft/version.h>
+#include <graft/torch_mixer.hpp>
 
 #include <string>
 
