@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -83,7 +84,10 @@ class PluginUnderTest {
     host_.should_stop = [](const graft_host* host) -> int32_t {
       return static_cast<PluginUnderTest*>(host->ctx)->stop ? 1 : 0;
     };
-    host_.get_extension = [](const graft_host*, const char*) -> const void* { return nullptr; };
+    host_.get_extension = [](const graft_host* host, const char* id) -> const void* {
+      const bool threads = std::string_view(id) == GRAFT_HOST_EXT_PARALLEL;
+      return threads ? static_cast<PluginUnderTest*>(host->ctx)->parallel : nullptr;
+    };
     must(outcome_of([&](graft_error* e) { return plugin_->init(&host_, file, e); }));
   }
   ~PluginUnderTest() { plugin_->deinit(); }
@@ -111,6 +115,7 @@ class PluginUnderTest {
 
   std::vector<LogLine> take_log() { return std::exchange(log_, {}); }
 
+  const graft_host_parallel* parallel = nullptr;  // the threads the host gives; NULL = none
   bool stop = false;  // what the plugin hears when it asks whether to stop
 
  private:
