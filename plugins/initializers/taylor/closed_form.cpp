@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -22,6 +23,8 @@ using sdk::StudentParam;
 // What the Gram matrices of the gate's regression may take, one [model + 1, model + 1] per head:
 // beyond it, the heads go in groups, each with its own passes over the text.
 constexpr int64_t kGateGramBytes = int64_t{1} << 30;
+// What may be kept of that regression's inputs between its passes.
+constexpr int64_t kGateInputBytes = int64_t{256} << 20;
 // Keeps the weight of a residual that is (nearly) zero finite.
 constexpr double kLeastResidual = 1e-12;
 
@@ -47,44 +50,23 @@ void write(const StudentParam& param, const at::Tensor& value) {
   param.mark_written();
 }
 
-// One point of the grid; nothing where the mixer has no such quantity.
-struct Candidate {
-  std::optional<double> half_life, write_gate;
-};
-
-std::vector<Candidate> grid(const Options& options, bool has_decay, bool has_write_gate) {
-  std::vector<Candidate> points;
-  const std::size_t n_lives = has_decay ? options.half_lives.size() : 1;
-  const std::size_t n_betas = has_write_gate ? options.betas.size() : 1;
-  for (std::size_t i = 0; i < n_lives; ++i) {
-    for (std::size_t j = 0; j < n_betas; ++j) {
-      Candidate point;
-      if (has_decay) point.half_life = options.half_lives[i];
-      if (has_write_gate) point.write_gate = options.betas[j];
-      points.push_back(point);
+// Every pair of the two lists, the same for all heads.
+std::vector<Dynamics> pairs(const std::vector<double>& lives, const std::vector<double>& betas,
+                            std::size_t heads) {
+  std::vector<Dynamics> points;
+  for (const double life : lives) {
+    for (const double beta : betas) {
+      points.push_back({std::vector(heads, life), std::vector(heads, beta)});
     }
   }
   return points;
 }
 
-// Of each head, the index of the candidate with the smallest residual; the first one where several
-// tie or none is a number.
-std::vector<std::size_t> best_candidates(const std::vector<LeastSquares>& fits, double ridge,
-                                         std::vector<double>& residuals) {
-  std::vector<std::size_t> best(residuals.size(), 0);
-  std::ranges::fill(residuals, std::numeric_limits<double>::infinity());
-  for (std::size_t c = 0; c < fits.size(); ++c) {
-    const at::Tensor residual = fits[c].relative_residual(fits[c].solve(ridge));
-    const auto values = residual.accessor<double, 1>();
-    for (std::size_t h = 0; h < best.size(); ++h) {
-      const double value = values[static_cast<int64_t>(h)];
-      if (value < residuals[h]) {
-        residuals[h] = value;
-        best[h] = c;
-      }
-    }
-  }
-  return best;
+// The half-life `steps` further in the ascending list than `life`, as far as there is one.
+double neighbour(const std::vector<double>& ascending, double life, std::ptrdiff_t steps) {
+  const auto at = std::ranges::lower_bound(ascending, life) - ascending.begin();
+  const auto last = static_cast<std::ptrdiff_t>(ascending.size()) - 1;
+  return ascending[static_cast<std::size_t>(std::clamp<std::ptrdiff_t>(at + steps, 0, last))];
 }
 
 }  // namespace
@@ -155,24 +137,28 @@ void ClosedForm::choose_dynamics() {
     note(GRAFT_LOG_INFO, "the mixer has no constant write gate to set: left as it is");
   }
   if (!has_decay && !has_write_gate) return;
-  if (options_.decay == "grid") {
-    search_grid(has_decay, has_write_gate);
+  if (options_.searches()) {
+    search_dynamics(has_decay, has_write_gate);
   } else {
     set_from_attention(has_decay, has_write_gate);
   }
 }
 
-void ClosedForm::search_grid(bool has_decay, bool has_write_gate) {
-  const std::vector<Candidate> points = grid(options_, has_decay, has_write_gate);
+void ClosedForm::set_dynamics(const Dynamics& dynamics) {
+  // A mixer that lacks one of them has said so already.
+  args_.set_natural(GRAFT_NATURAL_HALF_LIFE, dynamics.half_lives);
+  args_.set_natural(GRAFT_NATURAL_WRITE_GATE, dynamics.write_gates);
+}
+
+// Runs every point through the mixer; each head keeps the one with the smallest residual of its
+// context, the present best included; the earlier one where several tie.
+void ClosedForm::improve(const std::vector<Dynamics>& points, Choice& best) {
   std::vector<LeastSquares> fits;
   for_sequences(args_, options_.grid_sequences, GRAFT_SIGNAL_HEAD_CONTEXT,
                 [&](const BatchView& batch) {
                   const at::Tensor context = by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT));
                   for (std::size_t c = 0; c < points.size(); ++c) {
-                    if (points[c].half_life)
-                      set_all_heads(GRAFT_NATURAL_HALF_LIFE, *points[c].half_life);
-                    if (points[c].write_gate)
-                      set_all_heads(GRAFT_NATURAL_WRITE_GATE, *points[c].write_gate);
+                    set_dynamics(points[c]);
                     const at::Tensor z = normalised_head_output(batch, false);
                     // float32: one set of Gram matrices for each point is the largest thing here.
                     if (fits.size() <= c)
@@ -180,23 +166,52 @@ void ClosedForm::search_grid(bool has_decay, bool has_write_gate) {
                     fits[c].add(z, context);
                   }
                 });
-  std::vector<double> residuals(static_cast<std::size_t>(heads_));
-  const auto best = solving("grid", "grid_ridge",
-                            [&] { return best_candidates(fits, options_.grid_ridge, residuals); });
-  std::vector<double> lives, betas;
-  for (const std::size_t c : best) {
-    lives.push_back(points[c].half_life.value_or(0));
-    betas.push_back(points[c].write_gate.value_or(0));
+  for (std::size_t c = 0; c < fits.size(); ++c) {
+    const at::Tensor residual = solving("grid", "grid_ridge", [&] {
+      return fits[c].relative_residual(fits[c].solve(options_.grid_ridge));
+    });
+    const auto values = residual.accessor<double, 1>();
+    for (std::size_t h = 0; h < best.residuals.size(); ++h) {
+      const double value = values[static_cast<int64_t>(h)];
+      if (value >= best.residuals[h] || !std::isfinite(value)) continue;
+      best.residuals[h] = value;
+      best.dynamics.half_lives[h] = points[c].half_lives[h];
+      best.dynamics.write_gates[h] = points[c].write_gates[h];
+    }
   }
-  if (has_decay) {
-    args_.set_natural(GRAFT_NATURAL_HALF_LIFE, lives);
-    report(cat("half-life ", span_of(lives)));
+}
+
+void ClosedForm::search_dynamics(bool has_decay, bool has_write_gate) {
+  const auto heads = static_cast<std::size_t>(heads_);
+  std::vector<double> lives = options_.half_lives, betas = options_.betas;
+  std::ranges::sort(lives);
+  if (!has_decay) lives.resize(1);
+  if (!has_write_gate) betas.resize(1);
+  Choice best{{std::vector(heads, lives.front()), std::vector(heads, betas.front())},
+              std::vector(heads, std::numeric_limits<double>::infinity())};
+  if (options_.decay == "grid") {
+    improve(pairs(lives, betas, heads), best);
+  } else {
+    improve(pairs(lives, {has_write_gate ? options_.beta : betas.front()}, heads), best);
+    if (betas.size() > 1) {
+      std::vector<Dynamics> points;
+      for (const double beta : betas)
+        points.push_back({best.dynamics.half_lives, std::vector(heads, beta)});
+      improve(points, best);
+    }
+    if (betas.size() > 1 && lives.size() > 1) {
+      std::vector<Dynamics> points(2, best.dynamics);
+      for (std::size_t h = 0; h < heads; ++h) {
+        points[0].half_lives[h] = neighbour(lives, best.dynamics.half_lives[h], -1);
+        points[1].half_lives[h] = neighbour(lives, best.dynamics.half_lives[h], +1);
+      }
+      improve(points, best);
+    }
   }
-  if (has_write_gate) {
-    args_.set_natural(GRAFT_NATURAL_WRITE_GATE, betas);
-    report(cat("write gate ", span_of(betas)));
-  }
-  report(cat("context error ", span_of(residuals)));
+  set_dynamics(best.dynamics);
+  if (has_decay) report(cat("half-life ", span_of(best.dynamics.half_lives)));
+  if (has_write_gate) report(cat("write gate ", span_of(best.dynamics.write_gates)));
+  report(cat("context error ", span_of(best.residuals)));
 }
 
 void ClosedForm::set_from_attention(bool has_decay, bool has_write_gate) {
@@ -240,8 +255,30 @@ void ClosedForm::regress_gate() {
   const auto per_row = [&](const std::vector<at::Tensor>& parts) {
     return at::cat(parts).repeat_interleave(shape[0] / heads_, 0);
   };
+  gate_inputs_.clear();
   write(*weight, per_row(fitted.weights));
   if (bias != nullptr) write(*bias, per_row(fitted.biases).reshape(bias->shape()));
+}
+
+// The gate's regression reads the same inputs several times: they are kept from the first pass when
+// they are small, and probed anew in each pass when they are not.
+void ClosedForm::for_gate_inputs(const std::function<void(const GateInputs&)>& body) {
+  if (!gate_inputs_.empty()) {
+    for (const GateInputs& inputs : gate_inputs_) body(inputs);
+    return;
+  }
+  int64_t bytes = 0;
+  std::vector<GateInputs> kept;
+  for_sequences(
+      args_, options_.context_sequences, GRAFT_SIGNAL_HEAD_CONTEXT, [&](const BatchView& batch) {
+        const GateInputs inputs{batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, model_}),
+                                ungated(batch), by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT))};
+        body(inputs);
+        bytes += 4 * (inputs.x.numel() + inputs.z.numel() + inputs.c.numel());
+        // The batch is the host's and ends with the callback.
+        if (bytes <= kGateInputBytes) kept.push_back({inputs.x.clone(), inputs.z, inputs.c});
+      });
+  if (bytes <= kGateInputBytes) gate_inputs_ = std::move(kept);
 }
 
 void ClosedForm::fit_gate(int64_t first, int64_t count, std::string_view domain, GateRows& out) {
@@ -251,15 +288,11 @@ void ClosedForm::fit_gate(int64_t first, int64_t count, std::string_view domain,
                                   args_.find_student(GRAFT_ROLE_OUTPUT_GATE_BIAS) != nullptr};
   std::optional<GateRegression> regression;
   const auto pass = [&](auto accumulate) {
-    for_sequences(
-        args_, options_.context_sequences, GRAFT_SIGNAL_HEAD_CONTEXT, [&](const BatchView& batch) {
-          const at::Tensor x = batch.signal(GRAFT_SIGNAL_BLOCK_INPUT).reshape({-1, model_});
-          const at::Tensor z = ungated(batch).narrow(0, first, count);
-          const at::Tensor c =
-              by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT)).narrow(0, first, count);
-          if (!regression) regression.emplace(count, model_, z.size(2), c.size(2), domain, options);
-          accumulate(x, z, c);
-        });
+    for_gate_inputs([&](const GateInputs& inputs) {
+      const at::Tensor z = inputs.z.narrow(0, first, count), c = inputs.c.narrow(0, first, count);
+      if (!regression) regression.emplace(count, model_, z.size(2), c.size(2), domain, options);
+      accumulate(inputs.x, z, c);
+    });
   };
   for (int64_t round = 0; round < options_.gate_rounds; ++round) {
     pass([&](const auto& x, const auto& z, const auto& c) { regression->accumulate_map(x, z, c); });

@@ -4,6 +4,7 @@
 #include <graft/plugin.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,11 @@
 #include "plugins/initializers/taylor/options.h"
 
 namespace graft::taylor {
+
+// A half-life and a write gate for each head.
+struct Dynamics {
+  std::vector<double> half_lives, write_gates;
+};
 
 // The start that needs no gradient: every unknown is the solution of a small linear regression of
 // the mixer's own intermediate outputs on the teacher's. README.md has the formulas.
@@ -27,8 +33,14 @@ class ClosedForm {
   // How the mixer's output without the output gate can be seen.
   enum class Ungated { pre_output, normalised_head_output };
 
+  struct Choice {
+    Dynamics dynamics;
+    std::vector<double> residuals;  // of each head
+  };
   void choose_dynamics();
-  void search_grid(bool has_decay, bool has_write_gate);
+  void set_dynamics(const Dynamics& dynamics);
+  void improve(const std::vector<Dynamics>& points, Choice& best);
+  void search_dynamics(bool has_decay, bool has_write_gate);
   void set_from_attention(bool has_decay, bool has_write_gate);
   void open_output_gate();
   void regress_gate();
@@ -36,6 +48,11 @@ class ClosedForm {
   struct GateRows {
     std::vector<at::Tensor> weights, biases;
   };
+  // What the gate's regression reads of one batch.
+  struct GateInputs {
+    at::Tensor x, z, c;  // [N, model], [heads, N, d], [heads, N, d_v]
+  };
+  void for_gate_inputs(const std::function<void(const GateInputs&)>& body);
   void fit_gate(int64_t first_head, int64_t n_heads, std::string_view domain, GateRows& out);
   void solve_output();
 
@@ -53,6 +70,7 @@ class ClosedForm {
   int64_t heads_, model_;
   Ungated ungated_ = Ungated::pre_output;
   double open_gate_ = 1;
+  std::vector<GateInputs> gate_inputs_;
   std::string summary_;
 };
 

@@ -3,7 +3,28 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
+
 namespace graft::taylor {
+
+namespace {
+constexpr int64_t kGramBlock = 144;
+}  // namespace
+
+void add_gram(at::Tensor& gram, const at::Tensor& z) {
+  const int64_t n = z.size(-1);
+  const at::Tensor transposed = z.transpose(-1, -2);
+  for (int64_t first = 0; first < n; first += kGramBlock) {
+    const int64_t rows = std::min(kGramBlock, n - first);
+    gram.narrow(-2, first, rows)
+        .narrow(-1, first, n - first)
+        .add_(at::matmul(transposed.narrow(-2, first, rows), z.narrow(-1, first, n - first)));
+  }
+}
+
+at::Tensor symmetric(const at::Tensor& gram) {
+  return gram.triu() + gram.triu(1).transpose(-1, -2);
+}
 
 at::Tensor spd_solve(const at::Tensor& a, const at::Tensor& b) {
   if (!at::isfinite(a).all().item<bool>() || !at::isfinite(b).all().item<bool>()) {
@@ -34,14 +55,13 @@ void LeastSquares::add(const at::Tensor& z, const at::Tensor& y, const at::Tenso
     weighted_z = z * root;
     weighted_y = y * root;
   }
-  const at::Tensor transposed = weighted_z.transpose(1, 2);
-  gram_.add_(at::bmm(transposed, weighted_z));
-  moment_.add_(at::bmm(transposed, weighted_y));
+  add_gram(gram_, weighted_z);
+  moment_.add_(at::bmm(weighted_z.transpose(1, 2), weighted_y));
   energy_.add_(weighted_y.square().sum({1, 2}, false, at::kDouble));
 }
 
 at::Tensor LeastSquares::solve(double lambda, const at::Tensor& prior) const {
-  at::Tensor gram = gram_.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor gram = symmetric(gram_).to(at::kDouble);
   at::Tensor moment = moment_.to(at::kDouble);
   const at::Tensor mean = gram.diagonal(0, 1, 2).mean(-1);
   // A group of zeros would be singular: the unit diagonal makes it give the prior exactly.
@@ -55,7 +75,7 @@ at::Tensor LeastSquares::solve(double lambda, const at::Tensor& prior) const {
 at::Tensor LeastSquares::relative_residual(const at::Tensor& m) const {
   const at::Tensor m64 = m.to(at::kDouble);
   const at::Tensor explained = (m64 * moment_.to(at::kDouble)).sum({1, 2});
-  const at::Tensor fitted = (m64 * at::bmm(gram_.to(at::kDouble), m64)).sum({1, 2});
+  const at::Tensor fitted = (m64 * at::bmm(symmetric(gram_).to(at::kDouble), m64)).sum({1, 2});
   const at::Tensor residual = energy_ - 2 * explained + fitted;
   return at::where(energy_.gt(0), residual / energy_, at::ones_like(energy_));
 }

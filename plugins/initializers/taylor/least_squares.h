@@ -17,6 +17,12 @@ class Unsolvable : public std::runtime_error {
 // Unsolvable when a is not that, or not finite.
 at::Tensor spd_solve(const at::Tensor& a, const at::Tensor& b);
 
+// gram += z^T z for z [..., N, n], gram [..., n, n]: block columns on and above the diagonal only,
+// which is all that symmetric() reads, and for a wide z little more than half of the work.
+void add_gram(at::Tensor& gram, const at::Tensor& z);
+// The whole symmetric matrix of which add_gram() made the upper triangle.
+at::Tensor symmetric(const at::Tensor& gram);
+
 // Groups of independent ridge regressions z -> y, accumulated batch by batch as Gram matrices:
 //
 //   M = argmin sum_t w_t |y_t - M^T z_t|^2 + s |M - prior|^2,   s = lambda * mean(diag(Z^T W Z))
@@ -41,7 +47,7 @@ class LeastSquares {
   at::Tensor relative_residual(const at::Tensor& m) const;
 
  private:
-  at::Tensor gram_;    // Z^T W Z [groups, inputs, inputs]
+  at::Tensor gram_;    // Z^T W Z [groups, inputs, inputs], of add_gram()
   at::Tensor moment_;  // Z^T W Y [groups, inputs, outputs]
   at::Tensor energy_;  // sum w |y|^2 [groups], float64
 };

@@ -46,10 +46,12 @@ std::vector<Option> declare_options() {
   add(Option::string("variant", "closed_form",
                      "closed_form (regressions, no gradient) or paper (Phase 1 as published)")
           .one_of({"closed_form", "paper"}));
-  add(Option::string("decay", "grid",
-                     "closed_form: half-lives from a grid search, or from the median or mean "
-                     "distance of the teacher's attention")
-          .one_of({"grid", "median", "mean"}));
+  add(Option::string(
+          "decay", "search",
+          "closed_form: half-lives and write gates searched one after the other (search) "
+          "or in all pairs (grid), or half-lives from the median or mean distance of "
+          "the teacher's attention")
+          .one_of({"search", "grid", "median", "mean"}));
   add(Option::integer("statistics_sequences", 16,
                       "sequences whose attention probabilities are read (paper, median, mean); "
                       "0 = all")
@@ -57,15 +59,20 @@ std::vector<Option> declare_options() {
   add(Option::integer("context_sequences", 16,
                       "closed_form: sequences that fit the output gate and the head prior; 0 = all")
           .at_least(0));
-  add(Option::reals("half_lives", {1, 2, 4, 8, 16, 32, 64, 256}, "grid: half-lives in tokens")
+  add(Option::reals("half_lives", {1, 2, 4, 8, 16, 32, 64, 256},
+                    "search, grid: half-lives in tokens")
           .at_least(0.01));
-  add(Option::reals("betas", {0.05, 0.15, 0.4, 0.8}, "grid: write gates").range(0.001, 0.999));
-  add(Option::integer("grid_sequences", 4, "grid: sequences it is judged on; 0 = all").at_least(0));
+  add(Option::reals("betas", {0.05, 0.15, 0.4, 0.8}, "search, grid: write gates")
+          .range(0.001, 0.999));
+  add(Option::integer("grid_sequences", 4, "search, grid: sequences it is judged on; 0 = all")
+          .at_least(0));
   add(Option::real("grid_ridge", 1e-2,
-                   "grid: ridge of the map from head output to context, as "
+                   "search, grid: ridge of the map from head output to context, as "
                    "part of the mean diagonal")
           .at_least(0.0));
-  add(Option::real("beta", 0.1, "median, mean: write gate of every head").range(0.001, 0.999));
+  add(Option::real("beta", 0.1,
+                   "median, mean: write gate of every head; search: while half-lives are searched")
+          .range(0.001, 0.999));
   add(Option::boolean("exclude_sink", true,
                       "median, mean: leave out the mass at position 0, the attention sink"));
   add(Option::integer("gate_rounds", 2,

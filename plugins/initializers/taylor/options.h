@@ -35,7 +35,9 @@ struct Options {
   double gate_damping;
 
   bool paper() const { return variant == "paper"; }
-  bool wants_attention() const { return paper() || decay != "grid"; }
+  // The mixer itself is tried at several gates.
+  bool searches() const { return decay == "search" || decay == "grid"; }
+  bool wants_attention() const { return paper() || !searches(); }
 };
 
 std::vector<sdk::Option> declare_options();

@@ -87,7 +87,8 @@ void GateRegression::accumulate_gate(const at::Tensor& x, const at::Tensor& z,
   const at::Tensor root = energy.sqrt();
   for (int64_t h = 0; h < z.size(0); ++h) {  // one head at a time: [N, model] is the largest buffer
     const at::Tensor weighted = inputs * root[h].unsqueeze(1);
-    gram_[h].addmm_(weighted.t(), weighted);
+    at::Tensor gram = gram_[h];
+    add_gram(gram, weighted);
     moment_[h].addmv_(weighted.t(), raw[h] * root[h]);
   }
 }
@@ -97,7 +98,7 @@ void GateRegression::end_gate() {
   weight_ = at::zeros({heads, model}, at::kFloat);
   bias_ = at::zeros({heads}, at::kFloat);
   for (int64_t h = 0; h < heads; ++h) {
-    at::Tensor gram = gram_[h].to(at::kDouble);
+    at::Tensor gram = symmetric(gram_[h]).to(at::kDouble);
     const double mean = gram.diagonal().narrow(0, 0, model).mean().item<double>();
     if (mean == 0) continue;  // a head without output: its gate is left at f(0)
     gram.diagonal().add_(mean * options_.gate_ridge);

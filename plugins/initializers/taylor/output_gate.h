@@ -65,8 +65,9 @@ class GateRegression {
   std::string domain_;
   Options options_;
   LeastSquares map_;
-  at::Tensor maps_;           // M [heads, z_dim, context_dim]
-  at::Tensor gram_, moment_;  // of (x, 1): [heads, model + 1, model + 1], [heads, model + 1]
+  at::Tensor maps_;  // M [heads, z_dim, context_dim]
+  // Of (x, 1): [heads, model + 1, model + 1] by add_gram(), [heads, model + 1].
+  at::Tensor gram_, moment_;
   at::Tensor weight_, bias_;  // undefined before the first end_gate()
 };
 

@@ -50,9 +50,9 @@ class Taylor final : public sdk::Initializer {
       needs.add(GRAFT_SIGNAL_HEAD_CONTEXT, true, count(statistics));
       return;
     }
-    const int64_t contexts = options_.decay == "grid" ? more_sequences(options_.context_sequences,
-                                                                       options_.grid_sequences)
-                                                      : options_.context_sequences;
+    const int64_t contexts =
+        options_.searches() ? more_sequences(options_.context_sequences, options_.grid_sequences)
+                            : options_.context_sequences;
     needs.add(GRAFT_SIGNAL_BLOCK_INPUT);
     needs.add(GRAFT_SIGNAL_HEAD_CONTEXT, true, count(contexts));
     if (options_.solve_output) needs.add(GRAFT_SIGNAL_BLOCK_OUTPUT);

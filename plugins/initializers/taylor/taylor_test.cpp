@@ -86,6 +86,7 @@ struct Constants {
   std::vector<double> betas = {0.05, 0.15, 0.4, 0.8};
   int64_t grid_sequences = 4, context_sequences = 16;
   double position0 = 4;
+  bool all_pairs = false;  // decay = grid
 };
 
 at::Tensor ridge(const at::Tensor& z, const at::Tensor& y, double lambda,
@@ -112,7 +113,7 @@ class ByHand {
     copy();
     tiny_.param(GRAFT_ROLE_OUTPUT_GATE).zero_();
     tiny_.param(GRAFT_ROLE_OUTPUT_GATE_BIAS).fill_(1.2784645427610738);
-    grid();
+    k_.all_pairs ? grid() : search();
     gate();
     output();
   }
@@ -139,29 +140,59 @@ class ByHand {
     }
   }
 
-  void grid() {
+  // Tries one setting on all heads; each takes it where its residual is the smallest so far.
+  void try_dynamics(const std::vector<double>& lives, const std::vector<double>& write_gates) {
     const int64_t n = std::min(k_.grid_sequences, tiny_.all(GRAFT_SIGNAL_BLOCK_INPUT).size(0));
     const at::Tensor x = tiny_.all(GRAFT_SIGNAL_BLOCK_INPUT).narrow(0, 0, n);
     const at::Tensor c = tiny_.all(GRAFT_SIGNAL_HEAD_CONTEXT).narrow(0, 0, n);
+    set_dynamics(lives, write_gates);
+    const at::Tensor o = tiny_.normalised(tiny_.head_output(x), false);
+    for (std::size_t h = 0; h < lives.size(); ++h) {
+      const auto i = static_cast<int64_t>(h);
+      const at::Tensor z = head(o, i), y = head(c, i);
+      const at::Tensor rest = y - at::matmul(z, ridge(z, y, 1e-2));
+      const double error = (rest.square().sum() / y.square().sum()).item<double>();
+      if (error >= least_[h]) continue;
+      least_[h] = error;
+      half_lives[h] = lives[h];
+      betas[h] = write_gates[h];
+    }
+  }
+
+  void begin() {
     const auto heads = static_cast<std::size_t>(H_);
-    std::vector<double> best(heads, 1e9);
-    half_lives.resize(heads);
-    betas.resize(heads);
+    least_.assign(heads, 1e9);
+    half_lives.assign(heads, 0);
+    betas.assign(heads, 0);
+  }
+
+  void grid() {
+    begin();
     for (const double life : k_.half_lives) {
       for (const double beta : k_.betas) {
-        set_dynamics(std::vector<double>(heads, life), std::vector<double>(heads, beta));
-        const at::Tensor o = tiny_.normalised(tiny_.head_output(x), false);
-        for (std::size_t h = 0; h < heads; ++h) {
-          const auto i = static_cast<int64_t>(h);
-          const at::Tensor z = head(o, i), y = head(c, i);
-          const at::Tensor rest = y - at::matmul(z, ridge(z, y, 1e-2));
-          const double error = (rest.square().sum() / y.square().sum()).item<double>();
-          if (error >= best[h]) continue;
-          best[h] = error;
-          half_lives[h] = life;
-          betas[h] = beta;
-        }
+        const auto heads = static_cast<std::size_t>(H_);
+        try_dynamics(std::vector<double>(heads, life), std::vector<double>(heads, beta));
       }
+    }
+    set_dynamics(half_lives, betas);
+  }
+
+  void search() {
+    begin();
+    const auto heads = static_cast<std::size_t>(H_);
+    for (const double life : k_.half_lives)
+      try_dynamics(std::vector<double>(heads, life), std::vector<double>(heads, 0.1));
+    const std::vector<double> first = half_lives;
+    for (const double beta : k_.betas) try_dynamics(first, std::vector<double>(heads, beta));
+    const std::vector<double> lives = half_lives, write_gates = betas;
+    for (const int step : {-1, 1}) {
+      std::vector<double> next = lives;
+      for (double& life : next) {
+        const auto at = std::find(k_.half_lives.begin(), k_.half_lives.end(), life);
+        if (step < 0 && at != k_.half_lives.begin()) life = at[-1];
+        if (step > 0 && at + 1 != k_.half_lives.end()) life = at[1];
+      }
+      try_dynamics(next, write_gates);
     }
     set_dynamics(half_lives, betas);
   }
@@ -224,6 +255,7 @@ class ByHand {
                    .t());
   }
 
+  std::vector<double> least_;  // residual of each head
   TinyHost& tiny_;
   const Constants& k_;
   int64_t H_, d_;
@@ -250,6 +282,17 @@ TEST(ClosedForm, EqualsTheFormulasWrittenOut) {
       expect_same_students(got, expected, 2e-3);
     }
   }
+}
+
+TEST(ClosedForm, AllPairsCanBeTried) {
+  TinyHost got({}, 2, 17), expected({}, 2, 17);
+  give_signals(got, 8, 32, 4, 9);
+  give_signals(expected, 8, 32, 4, 9);
+  ASSERT_TRUE(got.host.run(*initializer({{"decay", text("grid")}})).ok());
+  Constants constants;
+  constants.all_pairs = true;
+  ByHand(expected, constants).run();
+  expect_same_students(got, expected, 2e-3);
 }
 
 TEST(ClosedForm, PositionZeroWeighsMoreInTheFirstLayersOnly) {
@@ -627,9 +670,9 @@ TEST(ClosedForm, StopsReadingWhereAStepHasEnough) {
                                      {"half_lives", sdk::Value::of(std::vector<double>{2, 8})},
                                      {"betas", sdk::Value::of(std::vector<double>{0.1})}}))
                   .ok());
-  // Grid: 1 batch and 2 probes. Gate: two rounds of two passes of 2 batches. Output: all 10.
-  EXPECT_EQ(tiny.host.batches_read, 1U + 2 * 2 * 2 + 10);
-  EXPECT_EQ(tiny.host.probes, 2 + 2 * 2 * 2 + 10);
+  // Search: 1 batch and 2 probes. Gate: 2 batches, kept for its four passes. Output: all 10.
+  EXPECT_EQ(tiny.host.batches_read, 1U + 2 + 10);
+  EXPECT_EQ(tiny.host.probes, 2 + 2 + 10);
 }
 
 TEST(ClosedForm, UsesTheContextsTheHostHas) {
