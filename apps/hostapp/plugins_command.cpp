@@ -28,6 +28,7 @@ constexpr std::array<std::pair<std::uint64_t, const char*>, 11> capabilities = {
     {GRAFT_CAP_THREAD_INVARIANT, "thread-invariant"},
     {GRAFT_CAP_GRAPH_CAPTURE, "CUDA graphs"},
     {GRAFT_CAP_STATEFUL_GRAD, "gradients through states"},
+    {GRAFT_CAP_TAPS_ONLY, "taps without y"},
 }};
 
 void append(std::string& list, const std::string& item) {

@@ -298,13 +298,27 @@ MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions
                                         optional(pad_mask), this, wanted);
     return {outputs[0], {outputs.begin() + 1, outputs.end()}};
   }
+  return infer(x, positions, pad_mask, sizes, wanted, /*want_y=*/true);
+}
+
+MixerOutput TokenMixer::infer(const at::Tensor& x, const at::Tensor& positions,
+                              const at::Tensor& pad_mask, const Plan& sizes,
+                              const std::vector<std::size_t>& wanted, bool want_y) {
   const at::Tensor input = x.contiguous();
-  MixerOutput out{at::empty_like(input), {}};
+  MixerOutput out{want_y ? at::empty_like(input) : at::Tensor(), {}};
   std::vector<at::Tensor> all_taps(sizes.taps.size());
   for (const std::size_t i : wanted) out.taps.push_back(all_taps[i] = sizes.taps[i].allocate());
   MixerCall call(input, out.y, positions, pad_mask, parameter_tensors(), {}, {}, {}, all_taps);
   plugin_->forward(exec(sizes.workspace_forward, 0), call.args);
   return out;
+}
+
+std::vector<at::Tensor> TokenMixer::taps(const at::Tensor& x,
+                                         const std::vector<std::string>& names) {
+  at::NoGradGuard no_grad;
+  const Plan sizes = plan(x.size(0), x.size(1), x.scalar_type(), false);
+  const bool want_y = !plugin_->component().has(GRAFT_CAP_TAPS_ONLY);
+  return infer(x, {}, {}, sizes, tap_indices(sizes, names), want_y).taps;
 }
 
 at::Tensor TokenMixer::advance(const at::Tensor& x, const at::Tensor& positions,

@@ -54,6 +54,10 @@ class TokenMixer {
   MixerOutput forward(const at::Tensor& x, const at::Tensor& positions = {},
                       const at::Tensor& pad_mask = {}, const std::vector<std::string>& taps = {});
 
+  // The taps alone, in the order they were asked for, without a graph: a mixer that can
+  // (GRAFT_CAP_TAPS_ONLY) leaves out what only y needs.
+  std::vector<at::Tensor> taps(const at::Tensor& x, const std::vector<std::string>& names);
+
   // Inference over x [B,T,model] that starts from `state` (empty = zero state) and leaves the new
   // state in it. T == 1 after a prefill runs the plugin's step().
   at::Tensor advance(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
@@ -75,6 +79,8 @@ class TokenMixer {
   // Plans the plugin for these sizes; forward, backward and step must follow the plan of their
   // sizes. Not cached: clones share the instance, so another's plan may stand between.
   Plan plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype, bool training);
+  MixerOutput infer(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
+                    const Plan& sizes, const std::vector<std::size_t>& wanted, bool want_y);
   graft_exec exec(std::uint64_t workspace_bytes, std::uint64_t flags);
   std::vector<std::size_t> tap_indices(const Plan& plan,
                                        const std::vector<std::string>& names) const;

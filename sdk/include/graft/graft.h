@@ -200,6 +200,7 @@ GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiat
 #define GRAFT_CAP_THREAD_INVARIANT  (1ull << 8)
 #define GRAFT_CAP_GRAPH_CAPTURE     (1ull << 9)  /* safe inside CUDA graph capture */
 #define GRAFT_CAP_STATEFUL_GRAD     (1ull << 10) /* gradients through state_in/state_out */
+#define GRAFT_CAP_TAPS_ONLY         (1ull << 11) /* forward with y NULL, outside of training: state and wanted taps only */
 
 /* A component. Lives until the process ends; strings but id may be NULL or "". */
 typedef struct graft_desc {
@@ -348,7 +349,7 @@ typedef struct graft_mixer_forward {
   uint32_t n_params, n_state, n_saved, n_taps;
   uint32_t reserved;
   const DLTensor* x;               /* [B,T,model] */
-  DLTensor* y;                     /* [B,T,model] */
+  DLTensor* y;                     /* [B,T,model]; NULL = not wanted, with CAP_TAPS_ONLY */
   const DLTensor* positions;       /* [B,T] i64 or NULL */
   const DLTensor* pad_mask;        /* [B,T] u8, 1 = real; NULL = all real */
   const DLTensor* seq_offsets;     /* [N+1] i32, packed; NULL unless CAP_VARLEN */

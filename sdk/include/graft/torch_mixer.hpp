@@ -28,8 +28,9 @@
 // outgoing state and from taps. A NULL gradient is not computed: without dx and with frozen
 // parameters a backward is that much cheaper. An input that does not reach any output gets zeros.
 // Second derivatives are not offered. So a TorchMixer may claim GRAFT_CAP_BACKWARD, STEP, STRIDED
-// and, where its compute() does its part, STATE_IO, STATEFUL_GRAD and PAD_MASK. No global random
-// numbers: a mixer that wants some makes a generator from TorchInput::exec's seed and offset.
+// TAPS_ONLY and, where its compute() does its part, STATE_IO, STATEFUL_GRAD and PAD_MASK. No global
+// random numbers: a mixer that wants some makes a generator from TorchInput::exec's seed and
+// offset.
 //
 // CPU tensors of float32, float64, float16 and bfloat16. Needs LibTorch 2.8 or newer; plugins that
 // include this are tied to the LibTorch they were built with (GRAFT_BUILD_TAGS).
@@ -87,6 +88,7 @@ struct TorchInput {
   std::vector<at::Tensor> state;  // as declared in tensors(); empty = zero state
   at::Tensor positions;           // [B,T] int64; undefined = the host gave none
   at::Tensor pad_mask;            // [B,T] bool, true = real; undefined = all real
+  bool want_y = true;             // false: the host reads taps and state only (CAP_TAPS_ONLY)
   bool want_state = false;        // the host will read the outgoing state
   bool training = false;          // GRAFT_X_TRAINING
   graft_exec exec{};
@@ -109,7 +111,7 @@ struct TorchInput {
 };
 
 struct TorchOutput {
-  at::Tensor y;                   // [B,T,model], any floating dtype
+  at::Tensor y;                   // [B,T,model], any floating dtype; undefined unless want_y
   std::vector<at::Tensor> state;  // in the order of tensors(); may be left empty unless want_state
   std::vector<at::Tensor> taps;   // likewise; entries that are not wanted may be undefined
 };
@@ -309,6 +311,7 @@ inline TorchInput TorchMixer::view_inputs(const graft_exec& exec,
   if (call.positions != nullptr)
     in.positions = torch_view(*call.positions, "positions").to(at::kLong);
   if (call.pad_mask != nullptr) in.pad_mask = torch_view(*call.pad_mask, "pad_mask").ne(0);
+  in.want_y = call.y != nullptr;
   in.want_state = call.state_out != nullptr;
   for (uint32_t i = 0; i < call.n_taps; ++i) {
     in.wanted_taps.push_back(detail::entry(call.taps, i) != nullptr);
@@ -329,7 +332,8 @@ inline TorchOutput TorchMixer::compute_checked(const TorchInput& in) {
     if (got == declared) return;
     throw Status(GRAFT_INTERNAL, what, cat("the mixer declared ", declared, " and computed ", got));
   };
-  if (!out.y.defined()) throw Status(GRAFT_INTERNAL, "tensor:y", "the mixer computed no output");
+  if (in.want_y && !out.y.defined())
+    throw Status(GRAFT_INTERNAL, "tensor:y", "the mixer computed no output");
   if (in.want_state) complete("state", out.state.size(), planned_.state.size());
   for (std::size_t i = 0; i < in.wanted_taps.size(); ++i) {
     if (in.want_tap(i)) complete("taps", out.taps.size(), planned_.taps.size());
@@ -353,7 +357,7 @@ inline TorchMixer::Graph TorchMixer::build_graph(TorchInput in) {
 
 inline void TorchMixer::write_outputs(const TorchOutput& out, const graft_mixer_forward& call) {
   const at::NoGradGuard no_gradients;
-  detail::copy_out(out.y, require(call.y, "y"), "y");
+  if (call.y != nullptr) detail::copy_out(out.y, *call.y, "y");
   for (std::size_t i = 0; call.state_out != nullptr && i < out.state.size(); ++i) {
     if (call.state_out[i] != nullptr)
       detail::copy_out(out.state[i], *call.state_out[i], "state_out");
@@ -400,6 +404,7 @@ inline void TorchMixer::backward(const graft_exec& exec, const graft_mixer_backw
   const graft_mixer_forward& fwd = *call.fwd;
   TorchInput in = view_inputs(exec, fwd);
   // The graph has to reach as far as gradients come from.
+  in.want_y = true;
   in.want_state = call.dstate_out != nullptr;
   in.wanted_taps.assign(planned_.taps.size(), false);
   for (std::size_t i = 0; i < in.wanted_taps.size() && i < fwd.n_taps; ++i) {
