@@ -16,7 +16,7 @@ namespace {
 constexpr std::array kinds = {ComponentKind::mixer, ComponentKind::initializer,
                               ComponentKind::objective};
 
-constexpr std::array<std::pair<std::uint64_t, const char*>, 11> capabilities = {{
+constexpr std::array<std::pair<std::uint64_t, const char*>, 12> capabilities = {{
     {GRAFT_CAP_BACKWARD, "trains"},
     {GRAFT_CAP_STEP, "decodes with a constant state"},
     {GRAFT_CAP_STATE_IO, "goes on from a state"},
