@@ -15,8 +15,9 @@ namespace {
 
 // Flags that are no keys of the configuration.
 const std::vector<std::string>& own_flags() {
-  static const std::vector<std::string> flags = {"--config",  "--set",   "--print-config", "--help",
-                                                 "--version", "--quiet", "--verbose"};
+  static const std::vector<std::string> flags = {"--config",  "--set",     "--print-config",
+                                                 "--help",    "--version", "--quiet",
+                                                 "--verbose", "--resume",  "--allow-change"};
   return flags;
 }
 
@@ -150,6 +151,7 @@ class Parser {
       : app_(
             "Turns a softmax-attention transformer into a linear-recurrent student.\n\n"
             "  hostapp --mixer NAME --init NAME --teacher DIR --text FILE... --out DIR\n"
+            "  hostapp train RECIPE.toml --teacher DIR --text FILE... --out DIR [--resume]\n"
             "  hostapp eval MODEL --text FILE...\n"
             "  hostapp generate MODEL --prompt TEXT\n"
             "  hostapp inspect MODEL\n"
@@ -186,6 +188,9 @@ class Parser {
     app_.add_option(plugin_option, plugin_options_)->group("")->allow_extra_args(false);
     app_.add_flag("--print-config", line_.print_config,
                   "print every effective value and where it came from, as TOML, and stop");
+    app_.add_flag("--resume", line_.resume, "train: go on with the run in the out folder");
+    app_.add_flag("--allow-change", line_.allow_change,
+                  "train: resume although recipe, text, teacher or plugins changed");
     app_.add_flag("-h,--help", line_.help,
                   "print this, and the options of the plugins that are named");
     app_.add_flag("--version", line_.version, "print the version");
@@ -214,6 +219,8 @@ class Parser {
   }
 
   void add_commands() {
+    add_command(app_, "train", "all stages of a recipe, with checkpoints", "RECIPE",
+                Command::train);
     add_command(app_, "eval", "perplexity of a teacher or student on a text", "MODEL",
                 Command::eval);
     add_command(app_, "generate", "text from a teacher or student", "MODEL", Command::generate);
@@ -257,10 +264,15 @@ class Parser {
       fail(
           ErrorKind::usage,
           "hostapp " + std::string(plugins_->parsed() ? "plugins " : "") + command->get_name() +
-              ": the " + (line_.command == Command::plugins_info ? "NAME" : "MODEL folder") +
+              ": the " + subject_name() +
               " is missing; it stands before the flags: a flag that takes a list would swallow it");
     }
     return line_;
+  }
+
+  const char* subject_name() const {
+    if (line_.command == Command::plugins_info) return "NAME";
+    return line_.command == Command::train ? "RECIPE file" : "MODEL folder";
   }
 
   CLI::App app_;

@@ -6,7 +6,7 @@
 
 namespace graft {
 
-enum class Command { convert, eval, generate, inspect, plugins_list, plugins_info };
+enum class Command { convert, train, eval, generate, inspect, plugins_list, plugins_info };
 
 // A flag that sets a key of the configuration.
 struct FlagValue {
@@ -17,10 +17,12 @@ struct FlagValue {
 
 struct CommandLine {
   Command command = Command::convert;
-  std::string subject;  // the MODEL of eval, generate and inspect, the ID of plugins info
+  // The MODEL of eval, generate and inspect, the RECIPE of train, the ID of plugins info.
+  std::string subject;
   std::vector<FlagValue> flags;
   std::vector<std::filesystem::path> config_files;
   bool help = false, version = false, print_config = false, quiet = false;
+  bool resume = false, allow_change = false;  // of train
   int verbose = 0;
   std::string help_text;  // of the command; without the options of plugins
 };

@@ -38,12 +38,13 @@ Console::~Console() {
   sinks.erase(sinks.begin());
 }
 
-void Console::begin(const std::string& phase, std::int64_t units, const std::string& unit) {
+void Console::begin(const std::string& phase, std::int64_t units, const std::string& unit,
+                    std::int64_t done) {
   const std::lock_guard lock(mutex_);
   finish();
   ProgressOptions options = progress_on_stderr();
   options.silent = quiet_;
-  progress_ = std::make_unique<Progress>(phase, units, unit, 0, options);
+  progress_ = std::make_unique<Progress>(phase, units, unit, done, options);
 }
 
 void Console::advance(std::int64_t units, const std::string& note) {

@@ -19,8 +19,10 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  // A phase begins, and with that the one before it ended. `units` 0 = no telling how long it is.
-  void begin(const std::string& phase, std::int64_t units, const std::string& unit);
+  // A phase begins, and with that the one before it ended. `units` 0 = no telling how long it is;
+  // `done` of them were done by an earlier process.
+  void begin(const std::string& phase, std::int64_t units, const std::string& unit,
+             std::int64_t done = 0);
   void advance(std::int64_t units, const std::string& note);
   // The last phase ended.
   void finish();

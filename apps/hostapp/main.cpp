@@ -13,6 +13,7 @@
 #include "apps/hostapp/interrupt.h"
 #include "apps/hostapp/plugins_command.h"
 #include "apps/hostapp/settings.h"
+#include "apps/hostapp/train_settings.h"
 #include "core/abi/host_services.h"
 #include "core/base/error.h"
 #include "core/loader/registry.h"
@@ -65,7 +66,8 @@ void run(const CommandLine& line) {
   }
   Console console(line.quiet ? -1 : line.verbose);
   catch_interrupts();
-  const Config config = read_configuration(line);
+  const bool trains = line.command == Command::train && !line.help;
+  const Config config = trains ? read_train_configuration(line) : read_configuration(line);
   set_threads(config.get<std::int64_t>("threads"));
   HostServices host(host_settings());
   const auto registry = make_registry(config, host);
@@ -73,11 +75,14 @@ void run(const CommandLine& line) {
   if (line.help) {
     std::cout << help(line, config, *registry);
   } else if (line.print_config) {
-    std::cout << effective_configuration(config, *registry);
+    std::cout << (trains ? config.to_toml() : effective_configuration(config, *registry));
   } else {
     switch (line.command) {
       case Command::convert:
         run_convert(config, *registry, console);
+        break;
+      case Command::train:
+        run_train(line, config, *registry, console);
         break;
       case Command::eval:
         run_eval(line.subject, config, *registry, console);

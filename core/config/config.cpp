@@ -68,6 +68,7 @@ void Config::read_text(std::string_view toml, const std::string& name, Layer lay
 
 void Config::set_flag(const std::string& key, const std::vector<std::string>& words,
                       const std::string& flag) {
+  if (const auto [row, rest] = row_of(key, flag); row) return row->set_flag(rest, words, flag);
   const Origin origin{Layer::flag, flag};
   if (const Key* known = schema_->find_key(key)) {
     ConfigValue value = parse_words(words, known->type(), key, flag);
@@ -81,15 +82,60 @@ void Config::set_flag(const std::string& key, const std::vector<std::string>& wo
     const std::string& word = words.front();
     return put(key, {parse_toml_value(word).value_or(std::move(text)), origin, word});
   }
+  fail_unknown(key, flag);
+}
+
+void Config::fail_unknown(const std::string& key, const std::string& where) const {
   if (schema_->find_table(key) || schema_->is_section(key)) {
     fail(ErrorKind::usage,
-         flag + ": " + quoted(key) + " is a table; set one of its keys: --" + key + ".KEY VALUE");
+         where + ": " + quoted(key) + " is a table; set one of its keys: --" + key + ".KEY VALUE");
   }
   if (schema_->find_row(key)) {
-    fail(ErrorKind::usage, flag + ": " + quoted(key) +
+    fail(ErrorKind::usage, where + ": " + quoted(key) +
                                " is a list of tables, which only a file can hold: [[" + key + "]]");
   }
-  fail(ErrorKind::usage, flag + ": unknown key " + quoted(key) + schema_->suggestion(key));
+  fail(ErrorKind::usage, where + ": unknown key " + quoted(key) + schema_->suggestion(key));
+}
+
+std::pair<Config*, std::string> Config::row_of(const std::string& key, const std::string& where) {
+  for (auto& [name, rows] : rows_) {
+    if (!key.starts_with(name + ".")) continue;
+    const std::string below = key.substr(name.size() + 1), row = below.substr(0, below.find('.'));
+    if (row.size() == below.size()) {
+      fail(ErrorKind::usage, where + ": " + quoted(key) + " names a row of [[" + name +
+                                 "]]; set one of its keys: " + key + ".KEY");
+    }
+    std::vector<std::string> known;
+    for (std::size_t i = 0; i < rows.list.size(); ++i) {
+      Config& candidate = rows.list[i];
+      const bool named = candidate.schema_->find_key("name") != nullptr;
+      known.push_back(named ? candidate.text("name") : std::to_string(i));
+      if (known.back() == row || std::to_string(i) == row)
+        return {&candidate, below.substr(row.size() + 1)};
+    }
+    fail(ErrorKind::usage, where + ": there is no row " + quoted(row) + " in [[" + name + "]]" +
+                               did_you_mean(row, known));
+  }
+  return {nullptr, ""};
+}
+
+void Config::set_entry(const std::string& key, const ConfigEntry& entry) {
+  const std::string& where = entry.origin.where;
+  if (const auto [row, rest] = row_of(key, where); row) return row->set_entry(rest, entry);
+  if (const Key* known = schema_->find_key(key)) {
+    ConfigValue value = coerce(entry.value, known->type(), key, where);
+    check_allowed(value, *known, where);
+    return put(key, {std::move(value), entry.origin, std::nullopt});
+  }
+  const FreeTable* free = schema_->table_holding(key);
+  if (!free) fail_unknown(key, where);
+  if (!free->type) return put(key, entry);
+  put(key, {coerce(entry.value, *free->type, key, where), entry.origin, std::nullopt});
+}
+
+void Config::clear_table(std::string_view name) {
+  const std::string prefix = std::string(name) + ".";
+  std::erase_if(entries_, [&](const auto& entry) { return entry.first.starts_with(prefix); });
 }
 
 void Config::set_default(const std::string& key, const ConfigValue& value,
@@ -151,17 +197,24 @@ std::string Config::to_toml() const {
   }
   for (const auto& [name, rows] : rows_) {
     for (const Config& row : rows.list)
-      out += "\n[[" + name + "]]" + comment(row.origin_) + row.row_toml();
+      out += "\n[[" + name + "]]" + comment(row.origin_) + row.row_toml(name);
   }
   return out;
 }
 
-std::string Config::row_toml() const {
+std::string Config::row_toml(const std::string& path) const {
   std::string out;
   for (const Key& key : schema_->keys) out += assignment(key.name, at(key.name));
   for (const FreeTable& free : schema_->tables) {
     for (const auto& [name, entry] : table(free.name))
       out += assignment(free.name + "." + toml_key(name), entry);
+  }
+  for (const auto& [name, rows] : rows_) {
+    if (rows.list.empty() && rows.origin.layer != Layer::builtin)
+      out += name + " = []" + comment(rows.origin);
+    const std::string full = path + "." + name;
+    for (const Config& row : rows.list)
+      out += "[[" + full + "]]" + comment(row.origin_) + row.row_toml(full);
   }
   return out;
 }

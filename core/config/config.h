@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -43,9 +44,15 @@ class Config {
   // `name` stands in messages where a file's name would.
   void read_text(std::string_view toml, const std::string& name, Layer layer);
   // A flag that sets `key` from the words behind it: one word, but for lists any number, or one
-  // TOML array. `flag` is the flag as it was typed.
+  // TOML array. `flag` is the flag as it was typed. A key of a row that was read already is
+  // TABLE.ROW.KEY, where ROW is the row's name, or its place counted from 0.
   void set_flag(const std::string& key, const std::vector<std::string>& words,
                 const std::string& flag);
+  // An entry that stands elsewhere in the configuration (a scale's), as if it had been written at
+  // `key`; TABLE.ROW.KEY as for flags.
+  void set_entry(const std::string& key, const ConfigEntry& entry);
+  // Forgets what a free table holds.
+  void clear_table(std::string_view name);
   // A key of a free table that nobody gave: a plugin's default. Does nothing where there is a
   // value.
   void set_default(const std::string& key, const ConfigValue& value, const std::string& where);
@@ -82,7 +89,11 @@ class Config {
 
   void put(const std::string& key, ConfigEntry entry);
   void put_rows(const std::string& name, Origin origin, std::vector<Config> list);
-  std::string row_toml() const;
+  // The row that TABLE.ROW.KEY lies in, and KEY; null when no row table is called TABLE.
+  std::pair<Config*, std::string> row_of(const std::string& key, const std::string& where);
+  [[noreturn]] void fail_unknown(const std::string& key, const std::string& where) const;
+  // `path`: the names of the row tables above, dotted.
+  std::string row_toml(const std::string& path) const;
 
   const Schema* schema_;
   Origin origin_;

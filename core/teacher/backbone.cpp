@@ -329,7 +329,7 @@ struct Backbone::Impl {
   Impl(const ModelConfig& model, Compute how) : config(model), compute(how), rope(model.rope) {}
 
   const ModelConfig config;
-  const Compute compute;
+  Compute compute;
   std::map<std::string, Parameter> parameters;
   std::vector<std::string> left_over;
   const Parameter* embedding = nullptr;
@@ -514,6 +514,7 @@ Backbone Backbone::load(const ModelConfig& config, const Checkpoint& checkpoint,
 
 const ModelConfig& Backbone::config() const { return impl_->config; }
 Compute Backbone::compute() const { return impl_->compute; }
+void Backbone::set_compute(Compute compute) { impl_->compute = compute; }
 bool Backbone::is_replaced(int64_t layer) const { return impl_->layer(layer).replaced; }
 std::map<std::string, Parameter>& Backbone::parameters() { return impl_->parameters; }
 const std::map<std::string, Parameter>& Backbone::parameters() const { return impl_->parameters; }

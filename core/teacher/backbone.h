@@ -94,6 +94,8 @@ class Backbone {
 
   const ModelConfig& config() const;
   Compute compute() const;
+  // Of the calls from now on. Not while others run.
+  void set_compute(Compute compute);
   bool is_replaced(int64_t layer) const;
   // By checkpoint name; a tied output projection appears once, as the embedding.
   std::map<std::string, Parameter>& parameters();

@@ -63,6 +63,14 @@ double AdamW::clip_gradients(double max_norm) {
   return norm;
 }
 
+std::vector<AdamW::State> AdamW::states() const {
+  std::vector<State> states;
+  for (const Group& group : groups_)
+    for (std::size_t i = 0; i < group.parameters.size(); ++i)
+      states.push_back({group.exp_avg[i], group.exp_avg_sq[i], group.steps[i]});
+  return states;
+}
+
 double lr_factor(const std::string& schedule, std::int64_t step, std::int64_t steps,
                  std::int64_t warmup, double min_ratio) {
   const double warm =

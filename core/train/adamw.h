@@ -31,6 +31,14 @@ class AdamW {
   // norm before.
   double clip_gradients(double max_norm);
 
+  // What AdamW knows of each parameter, in the order they were added. The tensors are its own: what
+  // is copied into them is loaded.
+  struct State {
+    at::Tensor exp_avg, exp_avg_sq;
+    at::Tensor steps;  // scalar
+  };
+  std::vector<State> states() const;
+
  private:
   struct Group {
     AdamWOptions options;

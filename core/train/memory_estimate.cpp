@@ -1,0 +1,113 @@
+#include "core/train/memory_estimate.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "core/teacher/layout.h"
+#include "core/train/logit_loss.h"
+
+namespace graft {
+namespace {
+
+constexpr std::uint64_t kFloat = sizeof(float);
+
+std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
+
+std::uint64_t bytes_of(const graft_tensor_spec& spec) {
+  std::uint64_t count = 1;
+  for (int i = 0; i < spec.ndim; ++i) count *= unsigned_of(spec.shape[i]);
+  return count * spec.dtype.bits / 8;
+}
+
+struct MixerMemory {
+  std::uint64_t saved = 0, workspace = 0;
+};
+
+MixerMemory memory_of(Mixer& mixer, const Stage& stage) {
+  graft_plan_in in{};
+  in.struct_size = sizeof in;
+  in.device_type = kDLCPU;
+  in.dtype = {kDLFloat, 32, 1};
+  in.flags = GRAFT_X_TRAINING;
+  in.batch = stage.batch;
+  in.tokens = stage.context;
+  const graft_plan_out plan = mixer.plan(in);
+  MixerMemory memory;
+  for (std::uint32_t i = 0; i < plan.n_saved; ++i) memory.saved += bytes_of(*plan.saved[i]);
+  memory.workspace = std::max(plan.workspace_forward, plan.workspace_backward);
+  return memory;
+}
+
+std::uint64_t elements(const std::vector<ParameterInfo>& parameters) {
+  std::uint64_t count = 0;
+  for (const ParameterInfo& parameter : parameters) count += unsigned_of(parameter.numel);
+  return count;
+}
+
+std::uint64_t activations(const ModelConfig& config, const Stage& stage, const MixerMemory& mixer) {
+  const std::uint64_t tokens = unsigned_of(stage.batch * stage.context);
+  const std::uint64_t stream = tokens * unsigned_of(config.model_dim) * kFloat;
+  const std::uint64_t heads =
+      tokens * unsigned_of(config.query_dim() + 2 * config.key_dim()) * kFloat;
+  const std::uint64_t inner = tokens * unsigned_of(config.mlp_dim) * kFloat;
+  // One layer without a graph: stream, norms, heads before and after RoPE, three MLP activations.
+  const std::uint64_t inference = 6 * stream + 2 * heads + 3 * inner;
+  if (stage.scope == StageScope::layer)
+    return inference + 6 * stream + mixer.saved + mixer.workspace;
+  // What autograd keeps of a layer: norms' inputs and outputs, the MLP's products, the mixer's own.
+  const std::uint64_t graph = 8 * stream + 4 * inner + mixer.saved;
+  const std::uint64_t layers = unsigned_of(config.n_layers);
+  const std::uint64_t kept = stage.recompute ? layers * stream + graph : layers * graph;
+  return kept + inference + mixer.workspace + unsigned_of(LogitLossInput().block_bytes);
+}
+
+}  // namespace
+
+MemoryEstimate estimate_memory(const ModelConfig& config, const Stage& stage,
+                               const std::vector<ParameterInfo>& parameters,
+                               const std::vector<std::size_t>& trained, Mixer& mixer) {
+  std::uint64_t in_mixers = 0, training = 0, training_backbone = 0;
+  for (const ParameterInfo& parameter : parameters)
+    if (parameter.module == "mixers") in_mixers += unsigned_of(parameter.numel);
+  for (const std::size_t i : trained) {
+    training += unsigned_of(parameters[i].numel);
+    if (parameters[i].module != "mixers") training_backbone += unsigned_of(parameters[i].numel);
+  }
+  const std::uint64_t teacher = elements(backbone_parameters(config, {}));
+  MemoryEstimate estimate;
+  estimate.weights = (teacher + in_mixers + training_backbone) * kFloat;
+  if (stage.compute == Compute::bfloat16) estimate.weights += teacher * kFloat / 2;
+  estimate.optimizer = training * kFloat * (stage.keep_best ? 4 : 3);
+  estimate.activations = activations(config, stage, memory_of(mixer, stage));
+  return estimate;
+}
+
+std::uint64_t memory_now() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+std::uint64_t memory_peak() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1024.0 * 1024.0);
+  char text[32];
+  if (mib >= 1024) {
+    std::snprintf(text, sizeof text, "%.2f GiB", mib / 1024);
+  } else {
+    std::snprintf(text, sizeof text, "%.0f MiB", mib);
+  }
+  return text;
+}
+
+}  // namespace graft
