@@ -38,7 +38,7 @@ class Function : public torch::autograd::Function<Function> {
     args.grads = out.data();
     args.loss = loss_out.get();
     args.grad_scale = grad_scale;
-    run(*objective, args);
+    run_objective(*objective, args);
     ctx->save_for_backward(kept);
     return loss;
   }
@@ -52,21 +52,20 @@ class Function : public torch::autograd::Function<Function> {
     result.resize(result.size() + 3);  // place, objective, grad_scale
     return result;
   }
-
- private:
-  static void run(const Objective& objective, graft_objective_args& args) {
-    thread_local Workspace workspace;
-    graft_exec exec{};
-    exec.struct_size = sizeof exec;
-    exec.device_type = kDLCPU;
-    exec.flags = GRAFT_X_TRAINING | GRAFT_X_DETERMINISTIC;
-    exec.workspace_bytes = objective.workspace(args);
-    exec.workspace = workspace.reserve(exec.workspace_bytes);
-    objective.run(exec, args);
-  }
 };
 
 }  // namespace
+
+void run_objective(const Objective& objective, const graft_objective_args& args) {
+  thread_local Workspace workspace;
+  graft_exec exec{};
+  exec.struct_size = sizeof exec;
+  exec.device_type = kDLCPU;
+  exec.flags = GRAFT_X_TRAINING | GRAFT_X_DETERMINISTIC;
+  exec.workspace_bytes = objective.workspace(args);
+  exec.workspace = workspace.reserve(exec.workspace_bytes);
+  objective.run(exec, args);
+}
 
 at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals,
                                    double grad_scale) const {

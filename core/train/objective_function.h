@@ -9,6 +9,9 @@
 
 namespace graft {
 
+// Runs an objective with the workspace it asks for.
+void run_objective(const Objective& objective, const graft_objective_args& args);
+
 // An objective plugin as a scalar of LibTorch's graph. Borrows the objective.
 class ObjectiveFunction {
  public:
