@@ -301,7 +301,7 @@ std::string draw(const HeatMap& chart) {
   if (!scale) return "";
   std::size_t columns = 0;
   for (const auto& row : chart.values) columns = std::max(columns, row.size());
-  const double width = std::min(48.0, (kWidth - kLeft - kRight) / static_cast<double>(columns));
+  const double width = std::min(60.0, (kWidth - kLeft - kRight) / static_cast<double>(columns));
   const double height = 18, bottom = kTop + height * static_cast<double>(chart.rows.size());
   std::string svg = opening(chart.title, bottom + kBottom);
   for (std::size_t r = 0; r < chart.rows.size(); ++r) {

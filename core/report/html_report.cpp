@@ -27,7 +27,7 @@ h2{font-size:18px;margin:36px 0 10px}p.sub{color:var(--dim);margin:0 0 16px;over
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
 .tile b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.tile span{color:var(--dim);font-size:13px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:14px}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:14px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;min-width:0}
 figcaption{font-weight:600}svg{width:100%;height:auto;display:block;font-size:12px}svg text{fill:var(--dim)}
 svg .grid{display:inline;stroke:var(--line)}svg .axis{stroke:var(--dim)}svg .mark{stroke:var(--dim);stroke-dasharray:4 4}
@@ -42,6 +42,7 @@ td,th{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--line)
 th{color:var(--dim);font-weight:600}td.wrap{overflow-wrap:anywhere}
 blockquote{margin:0 0 12px;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;
 white-space:pre-wrap;overflow-wrap:anywhere}blockquote b{color:var(--dim);font-weight:600;display:block}
+@media(max-width:600px){svg{font-size:17px}}
 )css";
 
 std::string tile(const std::string& value, const std::string& what) {
