@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <deque>
 #include <exception>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
@@ -176,8 +177,9 @@ class CalibrationFeed {
                        did_you_mean(name, known));
       taps.push_back(name);
     }
+    const at::Tensor x = signals_.block_input.narrow(0, first_, count_);
     const MixerOutput output =
-        mixer_.forward(signals_.block_input.narrow(0, first_, count_), {}, {}, taps);
+        taps.size() < n ? mixer_.forward(x, {}, {}, taps) : MixerOutput{{}, mixer_.taps(x, taps)};
     probes_.clear();
     std::size_t tap = 0;
     for (std::uint32_t i = 0; i < n; ++i) {
@@ -205,13 +207,70 @@ NamedTensors teacher_parameters(const Backbone& teacher, std::int64_t layer) {
   return list;
 }
 
-NamedTensors student_parameters(const TokenMixer& mixer) {
+NamedTensors mixer_parameters(const TokenMixer& mixer) {
   NamedTensors list;
   for (const MixerParameter& parameter : mixer.parameters())
     list.add(parameter.name, parameter.role,
              parameter.spec->axes == nullptr ? "" : parameter.spec->axes, parameter.spec->domain,
              parameter.spec->heads, parameter.spec->head_dim, parameter.tensor);
   return list;
+}
+
+void require_source_roles(const Initializer& initializer, const TokenMixer& source) {
+  std::set<std::string> roles;
+  for (const MixerParameter& parameter : source.parameters()) roles.insert(parameter.role);
+  for (const graft_role_need& need : initializer.needs()) {
+    if (need.on_teacher == 0 || need.required == 0 || roles.contains(need.role)) continue;
+    std::string have;
+    for (const std::string& role : roles) have += (have.empty() ? "" : ", ") + role;
+    fail(ErrorKind::plugin, "initializer '" + initializer.label() + "' needs role " + need.role +
+                                "; its source, mixer '" + source.plugin().label() +
+                                "', has: " + have);
+  }
+}
+
+// One layer, from whatever `from` holds.
+InitReport run_layer(const Initializer& initializer, const NamedTensors& from,
+                     const LayerInfo& info, TokenMixer& mixer, const LayerSignals& signals,
+                     std::uint64_t seed) {
+  at::NoGradGuard no_grad;
+  const auto start = std::chrono::steady_clock::now();
+  const graft_layer_info c_info = info.c_info();
+  const NamedTensors to = mixer_parameters(mixer);
+  std::vector<std::uint8_t> written(to.pointers.size(), 0);
+  CalibrationFeed feed(initializer, mixer, signals);
+
+  graft_init_args args{};
+  args.struct_size = sizeof args;
+  args.n_teacher = static_cast<std::uint32_t>(from.pointers.size());
+  args.n_student = static_cast<std::uint32_t>(to.pointers.size());
+  args.layer = &c_info;
+  args.teacher = from.pointers.data();
+  args.student = to.pointers.data();
+  args.student_written = written.data();
+  args.mixer = mixer.plugin().get();
+  feed.install(args);
+
+  graft_exec exec{};
+  exec.struct_size = sizeof exec;
+  exec.device_type = kDLCPU;
+  exec.flags = GRAFT_X_DETERMINISTIC;
+  exec.seed = seed;
+  exec.offset = static_cast<std::uint64_t>(c_info.layer) << 32;
+  try {
+    initializer.run(exec, args);
+  } catch (const Error& e) {
+    feed.rethrow();
+    if (e.kind() == ErrorKind::interrupted)
+      fail(ErrorKind::interrupted, "interrupted in layer " + std::to_string(c_info.layer));
+    throw Error(e.kind(), "layer " + std::to_string(c_info.layer) + ": " + e.what());
+  }
+
+  InitReport report;
+  for (std::size_t i = 0; i < written.size(); ++i)
+    (written[i] != 0 ? report.written : report.left).push_back(mixer.parameters()[i].name);
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
 }
 
 }  // namespace
@@ -233,45 +292,15 @@ bool wants_calibration(const Initializer& initializer) {
 InitReport run_initializer(const Initializer& initializer, const Backbone& teacher,
                            std::int64_t layer, TokenMixer& mixer, const LayerSignals& signals,
                            std::uint64_t seed) {
-  at::NoGradGuard no_grad;
-  const auto start = std::chrono::steady_clock::now();
-  const LayerInfo info = teacher.layer_info(layer);
-  const graft_layer_info c_info = info.c_info();
-  const NamedTensors from = teacher_parameters(teacher, layer), to = student_parameters(mixer);
-  std::vector<std::uint8_t> written(to.pointers.size(), 0);
-  CalibrationFeed feed(initializer, mixer, signals);
+  return run_layer(initializer, teacher_parameters(teacher, layer), teacher.layer_info(layer),
+                   mixer, signals, seed);
+}
 
-  graft_init_args args{};
-  args.struct_size = sizeof args;
-  args.n_teacher = static_cast<std::uint32_t>(from.pointers.size());
-  args.n_student = static_cast<std::uint32_t>(to.pointers.size());
-  args.layer = &c_info;
-  args.teacher = from.pointers.data();
-  args.student = to.pointers.data();
-  args.student_written = written.data();
-  args.mixer = mixer.plugin().get();
-  feed.install(args);
-
-  graft_exec exec{};
-  exec.struct_size = sizeof exec;
-  exec.device_type = kDLCPU;
-  exec.flags = GRAFT_X_DETERMINISTIC;
-  exec.seed = seed;
-  exec.offset = static_cast<std::uint64_t>(layer) << 32;
-  try {
-    initializer.run(exec, args);
-  } catch (const Error& e) {
-    feed.rethrow();
-    if (e.kind() == ErrorKind::interrupted)
-      fail(ErrorKind::interrupted, "interrupted in layer " + std::to_string(layer));
-    throw Error(e.kind(), "layer " + std::to_string(layer) + ": " + e.what());
-  }
-
-  InitReport report;
-  for (std::size_t i = 0; i < written.size(); ++i)
-    (written[i] != 0 ? report.written : report.left).push_back(mixer.parameters()[i].name);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return report;
+InitReport run_initializer(const Initializer& initializer, const TokenMixer& source,
+                           const LayerInfo& layer, TokenMixer& mixer, const LayerSignals& signals,
+                           std::uint64_t seed) {
+  require_source_roles(initializer, source);
+  return run_layer(initializer, mixer_parameters(source), layer, mixer, signals, seed);
 }
 
 }  // namespace graft

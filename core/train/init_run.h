@@ -41,4 +41,12 @@ InitReport run_initializer(const Initializer& initializer, const Backbone& teach
                            std::int64_t layer, TokenMixer& mixer, const LayerSignals& signals,
                            std::uint64_t seed);
 
+// The same with another mixer's block as the source, for initializers that go from one student to
+// the next: its parameters take the place of the teacher's, under their own roles. `layer` is what
+// both blocks replace; `source` and `mixer` may be of different plugins. Error(plugin) names a role
+// that the initializer needs of its source and that `source` has not.
+InitReport run_initializer(const Initializer& initializer, const TokenMixer& source,
+                           const LayerInfo& layer, TokenMixer& mixer, const LayerSignals& signals,
+                           std::uint64_t seed);
+
 }  // namespace graft

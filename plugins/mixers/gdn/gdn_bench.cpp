@@ -21,10 +21,12 @@
 #include "gdn_block.h"
 #include "gdn_chunk.h"
 #include "gdn_features.h"
-#include "gdn_testing.h"
+#include "mixer_testing.h"
 
 namespace graft::gdn {
 namespace {
+
+using mixers::error;
 
 // ---- the baseline: the chunked form as one writes it with LibTorch; q, k, v [B,H,T,D], g, beta
 // [B,H,T], zero state
@@ -181,11 +183,11 @@ struct BlockProblem {
     options.model_dim = model;
     options.heads = heads;
     options.key_dim = options.value_dim = d;
-    options.rope = options.write_gate_bias = options.output_gate_bias = true;
+    options.write_gate_bias = options.output_gate_bias = true;
     options.silu_v = false;
     options.chunk = state.range(4);
     for (int64_t i = 0; i < d / 2; ++i) {
-      options.rope_inv_freq.push_back(
+      options.rope.inv_freq.push_back(
           std::pow(1e-5, 2.0 * static_cast<double>(i) / static_cast<double>(d)));
     }
     const auto add = [&](const char* name, at::IntArrayRef shape) {

@@ -14,9 +14,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
-#include <string_view>
-#include <vector>
+
+#include "sequence.h"
 
 namespace graft::gdn {
 
@@ -26,10 +25,8 @@ struct BlockOptions {
   bool qk_norm = false;  // q_norm.weight, k_norm.weight
   double qk_norm_eps = 1e-6;
   bool qk_l2norm = true;
-  bool rope = false;
-  std::vector<double> rope_inv_freq;  // pair i rotates entries (i, i + n) of the first 2n of a head
-  double rope_factor = 1;             // of cos and sin
-  int64_t short_conv = 0;             // width; 0 = none
+  mixers::Rope rope;       // of the teacher, or none
+  int64_t short_conv = 0;  // width; 0 = none
   bool conv_bias = false;
   bool qkv_bias = false, write_gate_bias = false, o_bias = false;
   bool output_gate = true, output_gate_bias = false, output_norm = true;
@@ -53,6 +50,8 @@ struct BlockInput {
   // [B,T] bool, true = real, or undefined: all real. A padded token is as if it were not there: its
   // x is not read, it leaves the state as it is, and its y is 0.
   at::Tensor pad_mask;
+  // What else than the state and head_output is computed; y needs pre_output.
+  bool want_y = true, want_pre_output = true;
 };
 
 struct BlockOutput {
@@ -62,8 +61,8 @@ struct BlockOutput {
   at::Tensor pre_output;   // [B,T,H*value_dim] after norm and gate, before the output projection
 };
 
-// By fla's name, e.g. "q_proj.weight"; asked only for the parameters that the options call for.
-using BlockParams = std::function<at::Tensor(std::string_view name)>;
+// Parameters by fla's names; asked only for those that the options call for.
+using BlockParams = mixers::ParamSource;
 
 BlockOutput gdn_block(const BlockInput& in, const BlockOptions& options, const BlockParams& params);
 

@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "gdn_reference.h"
-#include "gdn_testing.h"
+#include "mixer_testing.h"
 
 namespace graft::gdn {
 namespace {
+
+using mixers::error;
 
 constexpr double kReset = -std::numeric_limits<double>::infinity();
 

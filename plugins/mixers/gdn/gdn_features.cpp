@@ -249,15 +249,6 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
 
 }  // namespace
 
-Rotation make_rotation(const at::Tensor& positions, const std::vector<double>& inv_freq,
-                       double factor, at::ScalarType type) {
-  if (inv_freq.empty()) return {};
-  const at::NoGradGuard no_grad;
-  const at::Tensor angles = positions.to(at::kDouble).unsqueeze(-1) *
-                            at::tensor(inv_freq, at::TensorOptions(at::kDouble));
-  return {(angles.cos() * factor).to(type), (angles.sin() * factor).to(type)};
-}
-
 at::Tensor head_features(const at::Tensor& x, int64_t heads, const FeatureOptions& options,
                          const at::Tensor& norm_weight, const Rotation& rotation,
                          const Kernels& kernels) {

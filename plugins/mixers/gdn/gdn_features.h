@@ -6,9 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "gdn_kernel.h"
+#include "sequence.h"
 
 namespace graft::gdn {
 
@@ -22,15 +22,8 @@ struct FeatureOptions {
 // 1000).
 inline constexpr double kL2Eps = 1e-6;
 
-// cos and sin [B,T,n] of the angles positions * inv_freq, times `factor`; undefined when there is
-// no rotation.
-struct Rotation {
-  at::Tensor cos, sin;
-};
-// positions [B,T] (any integer or floating type); angles are computed in float64 and stored as
-// `type`.
-Rotation make_rotation(const at::Tensor& positions, const std::vector<double>& inv_freq,
-                       double factor, at::ScalarType type);
+using mixers::make_rotation;
+using mixers::Rotation;
 
 // x [B,T,H*dim] -> [B,T,H,dim]: silu, then RMSNorm over each head with `norm_weight` [dim]
 // (undefined: none), then the rotation of the pairs (i, i + n) of each head's first 2n entries,

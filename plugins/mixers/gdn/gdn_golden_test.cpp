@@ -14,10 +14,12 @@
 #include "gdn_chunk.h"
 #include "gdn_features.h"
 #include "gdn_reference.h"
-#include "gdn_testing.h"
+#include "mixer_testing.h"
 
 namespace graft::gdn {
 namespace {
+
+using mixers::error;
 
 const SafetensorsFile& golden() {
   static const SafetensorsFile file = SafetensorsFile::open(GRAFT_TEST_DATA "/gdn.safetensors");

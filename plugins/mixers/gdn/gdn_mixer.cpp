@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
-#include "gdn_natural.h"
 #include "gdn_options.h"
+#include "natural.h"
 
 namespace graft::gdn {
 
@@ -97,7 +97,7 @@ void add_gates(ParamSpecs& specs, const BlockOptions& o) {
   specs.add("dt_bias", GRAFT_ROLE_DECAY_BIAS, "heads", {o.heads})
       .heads(narrow(o.heads), 1)
       .domain("softplus-inv")
-      .uniform(softplus_inverse(0.001), softplus_inverse(0.1))
+      .uniform(mixers::softplus_inverse(0.001), mixers::softplus_inverse(0.1))
       .fp32()
       .no_decay()
       .doc("decay gate, bias");
@@ -146,7 +146,7 @@ struct StateList {
   std::vector<at::Tensor*> slots(BlockState& state) const {
     std::vector<at::Tensor*> out{&state.s};
     if (o.short_conv > 0) out.insert(out.end(), {&state.q_tail, &state.k_tail, &state.v_tail});
-    if (o.rope) out.push_back(&state.next_position);
+    if (o.rope.exists()) out.push_back(&state.next_position);
     return out;
   }
 };
@@ -169,7 +169,8 @@ sdk::Description GatedDeltaNet::describe() {
               "Gated delta rule: a fixed-size state per head that decays, and unlearns what it "
               "overwrites",
           .caps = GRAFT_CAP_BACKWARD | GRAFT_CAP_STEP | GRAFT_CAP_STATE_IO | GRAFT_CAP_PAD_MASK |
-                  GRAFT_CAP_STRIDED | GRAFT_CAP_DETERMINISTIC | GRAFT_CAP_STATEFUL_GRAD,
+                  GRAFT_CAP_STRIDED | GRAFT_CAP_DETERMINISTIC | GRAFT_CAP_STATEFUL_GRAD |
+                  GRAFT_CAP_TAPS_ONLY,
           .param_schema = 1,
           .options = option_schema(),
           .dtypes = {sdk::float32, sdk::float64, sdk::bfloat16},
@@ -195,7 +196,7 @@ void GatedDeltaNet::tensors(const graft_plan_in& in, sdk::Plan& plan) {
                      inner, "the short conv's last inputs");
     }
   }
-  if (o.rope) {
+  if (o.rope.exists()) {
     plan.state.add("next_position", "batch", {in.batch}, sdk::int64,
                    "position of the next token when the call gives no positions");
   }
@@ -214,8 +215,9 @@ sdk::TorchOutput GatedDeltaNet::compute(const sdk::TorchInput& in) {
   }
   const StateList states{options_};
   const BlockOutput out =
-      gdn_block({in.x, states.read(in.state), in.positions, in.pad_mask}, options_,
-                [&](std::string_view name) { return in.param(name); });
+      gdn_block({in.x, states.read(in.state), in.positions, in.pad_mask, in.want_y,
+                 /*want_pre_output=*/in.want_tap(1)},
+                options_, [&](std::string_view name) { return in.param(name); });
   return {out.y, states.write(out.state), {out.head_output, out.pre_output}};
 }
 

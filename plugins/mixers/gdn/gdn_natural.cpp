@@ -1,30 +1,15 @@
-#include "gdn_natural.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "gdn_mixer.h"
+#include "natural.h"
 
 namespace graft::gdn {
 
+using mixers::kSiluMinimum;
 using sdk::cat;
 using sdk::Status;
-
-double softplus_inverse(double y) { return y + std::log(-std::expm1(-y)); }
-
-double sigmoid_inverse(double y) { return std::log(y) - std::log1p(-y); }
-
-double silu_inverse(double y) {
-  constexpr double kLowest = -1.2784645427610738;
-  // silu(x) >= x / 2 - 0.28 on this branch and silu(x) <= x for x >= 0, so the root is bracketed.
-  double low = kLowest, high = std::max(1.0, 2 * y + 2);
-  for (int i = 0; i < 200 && high - low > 1e-15 * std::max(1.0, high); ++i) {
-    const double middle = 0.5 * (low + high);
-    (middle / (1 + std::exp(-middle)) < y ? low : high) = middle;
-  }
-  return 0.5 * (low + high);
-}
 
 namespace {
 
@@ -62,7 +47,8 @@ void GatedDeltaNet::set_half_life(std::span<const double> values,
   const auto raw = params.write("dt_bias");
   for (std::size_t h = 0; h < values.size(); ++h) {
     const double decay = std::log(2.0) / values[h];
-    raw[h] = static_cast<float>(decay > 0 ? std::max(-kFarOut, softplus_inverse(decay)) : -kFarOut);
+    raw[h] = static_cast<float>(decay > 0 ? std::max(-kFarOut, mixers::softplus_inverse(decay))
+                                          : -kFarOut);
   }
 }
 
@@ -78,7 +64,7 @@ void GatedDeltaNet::set_write_gate(std::span<const double> values,
   if (!options_.write_gate_bias) return;
   const auto raw = params.write("b_proj.bias");
   for (std::size_t h = 0; h < values.size(); ++h) {
-    raw[h] = static_cast<float>(std::clamp(sigmoid_inverse(values[h]), -kFarOut, kFarOut));
+    raw[h] = static_cast<float>(std::clamp(mixers::sigmoid_inverse(values[h]), -kFarOut, kFarOut));
   }
 }
 
@@ -101,7 +87,7 @@ void GatedDeltaNet::set_output_gate(std::span<const double> values,
   const auto raw = params.write("g_proj.bias");
   const auto width = static_cast<std::size_t>(options_.value_dim);
   for (std::size_t h = 0; h < values.size(); ++h) {
-    const auto value = static_cast<float>(silu_inverse(values[h]));
+    const auto value = static_cast<float>(mixers::silu_inverse(values[h]));
     std::fill_n(raw.begin() + static_cast<std::ptrdiff_t>(h * width), width, value);
   }
 }

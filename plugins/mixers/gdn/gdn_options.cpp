@@ -3,26 +3,17 @@
 #include <cmath>
 #include <string>
 
+#include "mixer_options.h"
+
 namespace graft::gdn {
 
+using mixers::follows;
+using mixers::refuse_option;
 using sdk::cat;
 using sdk::Option;
 using sdk::Status;
 
 namespace {
-
-[[noreturn]] void refuse(const char* key, const std::string& message) {
-  throw Status(GRAFT_INVALID_ARGUMENT, cat("config.", key), message);
-}
-
-// "auto" follows the teacher's block.
-bool follows(const sdk::Config& config, const char* key, bool teacher_has) {
-  const auto choice = config.get<std::string>(key);
-  if (choice == "auto") return teacher_has;
-  if (choice == "on") return true;
-  if (choice == "off") return false;
-  refuse(key, cat("expected auto, on or off, got '", choice, "'"));
-}
 
 void read_sizes(const sdk::LayerInfo& layer, const sdk::Config& config, BlockOptions& o) {
   o.model_dim = layer.model_dim;
@@ -38,57 +29,42 @@ void read_sizes(const sdk::LayerInfo& layer, const sdk::Config& config, BlockOpt
   const double value_dim = static_cast<double>(o.key_dim) * config.get<double>("expand_v");
   o.value_dim = static_cast<int64_t>(std::llround(value_dim));
   if (o.value_dim < 1 || std::abs(value_dim - static_cast<double>(o.value_dim)) > 1e-6) {
-    refuse("expand_v",
-           cat("head_dim ", o.key_dim, " times expand_v must be a whole number, got ", value_dim));
+    refuse_option("expand_v", cat("head_dim ", o.key_dim,
+                                  " times expand_v must be a whole number, got ", value_dim));
   }
   o.chunk = config.get<int64_t>("chunk_size");
   if (o.chunk != 16 && o.chunk != 32 && o.chunk != 64 && o.chunk != 128) {
-    refuse("chunk_size", cat("expected 16, 32, 64 or 128, got ", o.chunk));
+    refuse_option("chunk_size", cat("expected 16, 32, 64 or 128, got ", o.chunk));
   }
-}
-
-void read_rope(const sdk::LayerInfo& layer, BlockOptions& o) {
-  if (!o.rope) return;
-  if (layer.rope_inv_freq.empty())
-    refuse("rope", "the teacher's block has no RoPE whose frequencies could be used");
-  if (2 * static_cast<int64_t>(layer.rope_inv_freq.size()) > o.key_dim) {
-    refuse("rope", cat("the teacher rotates ", 2 * layer.rope_inv_freq.size(),
-                       " entries of a head, but heads have ", o.key_dim, " (see head_dim)"));
-  }
-  o.rope_inv_freq = layer.rope_inv_freq;
-  o.rope_factor = layer.rope_attention_factor == 0 ? 1 : layer.rope_attention_factor;
 }
 
 void read_conv(const sdk::Config& config, BlockOptions& o) {
-  o.short_conv = config.get<int64_t>("short_conv");
-  if (o.short_conv != 0 && (o.short_conv < 2 || o.short_conv > 8)) {
-    refuse("short_conv", cat("expected 0 (none) or a width of 2 to 8, got ", o.short_conv));
-  }
+  o.short_conv = mixers::short_conv_width(config);
   o.conv_bias = config.get<bool>("conv_bias");
   if (o.conv_bias && o.short_conv == 0)
-    refuse("conv_bias", "there is no short conv to have a bias; set short_conv");
+    refuse_option("conv_bias", "there is no short conv to have a bias; set short_conv");
 }
 
 }  // namespace
 
 std::vector<Option> option_schema() {
-  const auto follow = [](const char* key, const char* doc) {
-    return Option::string(key, "auto", doc).one_of({"auto", "on", "off"}).shapes();
-  };
   return {
       Option::boolean("silu_q", true, "silu on the queries"),
       Option::boolean("silu_k", true, "silu on the keys"),
       Option::boolean("silu_v", true, "silu on the values"),
       Option::boolean("qk_l2norm", true,
                       "L2 norm of each query and key head (eps 1e-6 inside the root)"),
-      follow("qk_norm", "RMSNorm of each query and key head; auto: where the teacher has it"),
+      mixers::follow_option("qk_norm",
+                            "RMSNorm of each query and key head; auto: where the teacher has it"),
       Option::boolean("rope", false, "keep the teacher's RoPE on queries and keys"),
       Option::integer("short_conv", 0, "width of the causal conv on q, k, v: 0 (none) or 2 to 8")
           .range(0, 8)
           .shapes(),
       Option::boolean("conv_bias", false, "bias of the short conv").shapes(),
-      follow("qkv_bias", "bias of the q, k, v projections; auto: where the teacher has it"),
-      follow("o_bias", "bias of the output projection; auto: where the teacher has it"),
+      mixers::follow_option("qkv_bias",
+                            "bias of the q, k, v projections; auto: where the teacher has it"),
+      mixers::follow_option("o_bias",
+                            "bias of the output projection; auto: where the teacher has it"),
       Option::boolean("write_gate_bias", false, "bias of the write gate").shapes(),
       Option::boolean("output_gate", true, "silu gate on the normalised head output").shapes(),
       Option::boolean("output_gate_bias", false, "bias of the output gate").shapes(),
@@ -104,9 +80,7 @@ std::vector<Option> option_schema() {
                       "tokens per chunk: 16, 32, 64 or 128; results differ by rounding only")
           .range(16, 128),
       Option::real("norm_eps", 1e-5, "eps of the output norm").range(0.0, 1.0),
-      Option::boolean("recompute", false,
-                      "run the forward again in the backward instead of keeping its activations: "
-                      "less memory, slower"),
+      mixers::recompute_option(),
   };
 }
 
@@ -117,10 +91,9 @@ BlockOptions block_options(const sdk::LayerInfo& layer, const sdk::Config& confi
   o.silu_k = config.get<bool>("silu_k");
   o.silu_v = config.get<bool>("silu_v");
   o.qk_norm = follows(config, "qk_norm", layer.has(GRAFT_LAYER_QK_NORM));
-  o.qk_norm_eps = layer.norm_eps > 0 ? layer.norm_eps : 1e-6;
+  o.qk_norm_eps = mixers::qk_norm_eps(layer);
   o.qk_l2norm = config.get<bool>("qk_l2norm");
-  o.rope = config.get<bool>("rope");
-  read_rope(layer, o);
+  if (config.get<bool>("rope")) o.rope = mixers::teachers_rope(layer, o.key_dim);
   read_conv(config, o);
   o.qkv_bias = follows(config, "qkv_bias", layer.has(GRAFT_LAYER_QKV_BIAS));
   o.o_bias = follows(config, "o_bias", layer.has(GRAFT_LAYER_O_BIAS));
@@ -128,7 +101,7 @@ BlockOptions block_options(const sdk::LayerInfo& layer, const sdk::Config& confi
   o.output_gate = config.get<bool>("output_gate");
   o.output_gate_bias = config.get<bool>("output_gate_bias");
   if (o.output_gate_bias && !o.output_gate) {
-    refuse("output_gate_bias", "there is no output gate to have a bias; set output_gate");
+    refuse_option("output_gate_bias", "there is no output gate to have a bias; set output_gate");
   }
   o.output_norm = config.get<bool>("output_norm");
   o.norm_eps = config.get<double>("norm_eps");

@@ -9,12 +9,28 @@
 #include <string>
 #include <vector>
 
-#include "gdn_abi_harness.h"
+#include "abi_harness.h"
 #include "gdn_oracle.h"
-#include "gdn_testing.h"
+#include "mixer_testing.h"
 
 namespace graft::gdn {
 namespace {
+
+using mixers::AbiError;
+using mixers::BackwardArgs;
+using mixers::BackwardResults;
+using mixers::error;
+using mixers::ForwardArgs;
+using mixers::ForwardResults;
+using mixers::fresh_error;
+using mixers::OptionMap;
+
+// The plugin under test.
+class AbiMixer : public mixers::AbiMixer {
+ public:
+  explicit AbiMixer(const graft_layer_info& layer, const OptionMap& options = {})
+      : mixers::AbiMixer(GDN_PLUGIN_FILE, layer, options) {}
+};
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -152,12 +168,12 @@ std::vector<at::Tensor> as_type(const std::vector<at::Tensor>& tensors, at::Scal
 // ------------------------------------------------------------------ description
 
 TEST(GdnPlugin, DescribesItself) {
-  const graft_mixer_factory& factory = mixer_factory();
+  const graft_mixer_factory& factory = mixers::mixer_factory(GDN_PLUGIN_FILE);
   ASSERT_EQ(factory.count, 1u);
   const graft_desc& desc = *factory.descs[0];
   EXPECT_STREQ(desc.id, "org.graft.gdn");
   EXPECT_STREQ(desc.alias, "gdn");
-  EXPECT_STREQ(open_plugin().license, "Apache-2.0");
+  EXPECT_STREQ(mixers::open_plugin(GDN_PLUGIN_FILE).license, "Apache-2.0");
   for (const uint64_t cap :
        {GRAFT_CAP_BACKWARD, GRAFT_CAP_STEP, GRAFT_CAP_STATE_IO, GRAFT_CAP_PAD_MASK,
         GRAFT_CAP_DETERMINISTIC, GRAFT_CAP_STATEFUL_GRAD}) {

@@ -1,4 +1,4 @@
-// The built plugin as a host sees it: opened from its file, called through the C ABI only.
+// A built mixer plugin as a host sees it: opened from its file, called through the C ABI only.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 #include "graft/graft.h"
 
-namespace graft::gdn {
+namespace graft::mixers {
 
 using OptionValue = std::variant<bool, int64_t, double, std::string>;
 using OptionMap = std::map<std::string, OptionValue>;
@@ -36,27 +36,27 @@ inline void require_ok(graft_status status, const graft_error& error) {
   if (status != GRAFT_OK) throw AbiError(status, error);
 }
 
-inline const graft_plugin& open_plugin() {
-  static const graft_plugin* const plugin = [] {
-    void* const library = dlopen(GDN_PLUGIN_FILE, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw std::runtime_error(dlerror());
-    const auto negotiate =
-        reinterpret_cast<graft_plugin_negotiate_fn>(dlsym(library, GRAFT_ENTRY_SYMBOL));
-    if (negotiate == nullptr) throw std::runtime_error(dlerror());
-    graft_negotiate_in in{
-        sizeof in, DLPACK_MAJOR_VERSION, GRAFT_ABI_CURRENT, GRAFT_ABI_CURRENT, "test", "0"};
-    graft_negotiate_out out{};
-    out.struct_size = sizeof out;
-    graft_error error = fresh_error();
-    require_ok(negotiate(&in, &out, &error), error);
-    return out.plugin;
-  }();
-  return *plugin;
+inline const graft_plugin& open_plugin(const std::string& file) {
+  static std::map<std::string, const graft_plugin*> opened;
+  const auto found = opened.find(file);
+  if (found != opened.end()) return *found->second;
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(dlerror());
+  const auto negotiate =
+      reinterpret_cast<graft_plugin_negotiate_fn>(dlsym(library, GRAFT_ENTRY_SYMBOL));
+  if (negotiate == nullptr) throw std::runtime_error(dlerror());
+  graft_negotiate_in in{
+      sizeof in, DLPACK_MAJOR_VERSION, GRAFT_ABI_CURRENT, GRAFT_ABI_CURRENT, "test", "0"};
+  graft_negotiate_out out{};
+  out.struct_size = sizeof out;
+  graft_error error = fresh_error();
+  require_ok(negotiate(&in, &out, &error), error);
+  return *(opened[file] = out.plugin);
 }
 
-inline const graft_mixer_factory& mixer_factory() {
+inline const graft_mixer_factory& mixer_factory(const std::string& file) {
   return *static_cast<const graft_mixer_factory*>(
-      open_plugin().get_extension(GRAFT_EXT_MIXER_FACTORY));
+      open_plugin(file).get_extension(GRAFT_EXT_MIXER_FACTORY));
 }
 
 // The schema's defaults, with `given` over them.
@@ -187,8 +187,8 @@ struct BackwardResults {
 
 class AbiMixer {
  public:
-  explicit AbiMixer(const graft_layer_info& layer, const OptionMap& options = {}) {
-    const graft_mixer_factory& factory = mixer_factory();
+  AbiMixer(const std::string& file, const graft_layer_info& layer, const OptionMap& options = {}) {
+    const graft_mixer_factory& factory = mixer_factory(file);
     const CompleteConfig config(*factory.descs[0], options);
     graft_error error = fresh_error();
     require_ok(factory.create(factory.descs[0]->id, &layer, config.c(), &mixer_, &error), error);
@@ -338,4 +338,4 @@ class AbiMixer {
   std::vector<const graft_param_spec*> specs_;
 };
 
-}  // namespace graft::gdn
+}  // namespace graft::mixers

@@ -1,7 +1,7 @@
 // Inverses of the gates' functions, natural value -> raw parameter.
 #pragma once
 
-namespace graft::gdn {
+namespace graft::mixers {
 
 // x with log(1 + exp(x)) = y; y > 0.
 double softplus_inverse(double y);
@@ -13,4 +13,4 @@ double silu_inverse(double y);
 // silu's smallest value, which it takes at -1.278.
 inline constexpr double kSiluMinimum = -0.27846454276107374;
 
-}  // namespace graft::gdn
+}  // namespace graft::mixers

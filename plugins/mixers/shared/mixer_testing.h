@@ -1,4 +1,4 @@
-// Helpers of the tests in this folder.
+// Helpers of the mixers' tests.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-namespace graft::gdn {
+namespace graft::mixers {
 
 // Largest difference, over the size of what is expected (at least 1). Infinite for another shape or
 // a NaN.
@@ -21,4 +21,4 @@ inline double error(const at::Tensor& got, const at::Tensor& expected) {
   return std::isfinite(worst) ? worst : kWrong;
 }
 
-}  // namespace graft::gdn
+}  // namespace graft::mixers
