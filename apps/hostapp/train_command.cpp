@@ -8,6 +8,7 @@
 #include "apps/hostapp/interrupt.h"
 #include "apps/hostapp/table.h"
 #include "apps/hostapp/train_settings.h"
+#include "core/base/error.h"
 #include "core/base/message.h"
 #include "core/job/train_job.h"
 #include "core/train/memory_estimate.h"
@@ -32,6 +33,8 @@ void print_result(const TrainJob& job, const TrainResult& result) {
 void run_train(const CommandLine& line, const Config& config, PluginRegistry& registry,
                Console& console) {
   TrainJob job = make_train_job(config, registry);
+  if (line.resume && job.force)
+    fail(ErrorKind::usage, "--resume goes on with a run, --force replaces it: give one of them");
   job.resume = line.resume;
   job.allow_change = line.allow_change;
   for (const FlagValue& value : line.flags)

@@ -100,7 +100,7 @@ TEST(TrainKeys, WhatIsPrintedReadsBackAsTheSame) {
   };
   EXPECT_EQ(without_comments(again.to_toml()), without_comments(printed));
   EXPECT_THAT(printed, AllOf(HasSubstr("[[stage.objective]]  # r.toml:11:1"),
-                             HasSubstr("keep_attention = \"none\"  # r.toml:28:1")));
+                             HasSubstr("keep_attention = \"none\"  # r.toml:29:1")));
 }
 
 struct Mistake {
@@ -137,18 +137,18 @@ INSTANTIATE_TEST_SUITE_P(
                 "r.toml:5:1: unknown key 'wieght' (did you mean 'weight'?)"},
         Mistake{"[[stage]]\nname = 'a'\nobjective = 'kl'",
                 "r.toml:3:1: 'objective' is a list of tables"},
-        Mistake{"[[stgae]]\nname = 'a'", "r.toml:1:1: unknown key 'stgae' (did you mean 'stage'?)"},
-        Mistake{"scale = 'tyni'\n[scales.tiny]\nseed = 2",
-                "r.toml:1:1: there is no scale 'tyni' (did you mean 'tiny'?)"},
+        Mistake{"[[stgae]]\nname = 'a'", "r.toml:1:3: unknown key 'stgae' (did you mean 'stage'?)"},
+        Mistake{"scale = 'tinny'\n[scales.tiny]\nseed = 2",
+                "r.toml:1:1: there is no scale 'tinny' (did you mean 'tiny'?)"},
         Mistake{"scale = 'tiny'", "r.toml:1:1: there is no scale 'tiny'; the recipe has none"},
         // Also in a scale that is not in use.
         Mistake{"[scales.tiny]\nsede = 2", "r.toml:2:1: unknown key 'sede' (did you mean 'seed'?)"},
         Mistake{"[scales.tiny]\nseed = 'x'",
                 "r.toml:2:1: seed: expected a whole number, got the string \"x\""},
         Mistake{"[[stage]]\nname = 'align'\n[scales.tiny]\nstage.algin.steps = 2",
-                "r.toml:4:1: there is no row 'algin' in [[stage]] (did you mean 'align'?)"},
+                "r.toml:4:13: there is no row 'algin' in [[stage]] (did you mean 'align'?)"},
         Mistake{"[[stage]]\nname = 'align'\n[scales.tiny]\nstage.align.stepps = 2",
-                "r.toml:4:1: unknown key 'stepps' (did you mean 'steps'?)"},
+                "r.toml:4:13: unknown key 'stepps' (did you mean 'steps'?)"},
         Mistake{"[scales]\ntiny = 2", "r.toml:2:1: 'scales.tiny' is no table of keys"}));
 
 TEST(TrainKeys, FlagsIntoRowsAreChecked) {

@@ -109,7 +109,8 @@ class TrainRun {
                                  " tokens, the model only " + std::to_string(config_.vocab_size));
     texts_ = load_train_texts(job_, tokenizer);
     if (texts_.held_out.size() < 2) texts_.held_out.clear();
-    for (std::size_t i = 0; i < job_.stages.size(); ++i) sampler_for(i);  // enough text?
+    for (std::size_t i = 0; i < job_.stages.size(); ++i)
+      if (job_.stages[i].steps > 0) sampler_for(i);  // is there enough text?
     before_weights_ = memory_now();
     begin("reading the teacher", 0, "", 0);
     teacher_ = std::make_shared<Backbone>(Backbone::load(job_.teacher));
@@ -230,7 +231,7 @@ class TrainRun {
     }
     state_.stage = static_cast<std::int64_t>(i);
     state_.stage_step = 0;
-    state_.sampler = sampler_for(i).position();
+    state_.sampler = stage.steps > 0 ? sampler_for(i).position() : SamplerPosition();
     state_.best = INFINITY;
     state_.best_step = -1;
     if (stage.init) measure(i);

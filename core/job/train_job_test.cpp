@@ -340,10 +340,74 @@ TEST_F(TrainJobTest, Bfloat16KeepsItsMasterWeights) {
   for (Stage& stage : job_.stages) stage.compute = Compute::bfloat16;
   job_.stages[0].lr = 1e-5;
   run();
-  for (const json& line : metrics(job_.out))
-    if (line.at("kind") == "step") EXPECT_TRUE(std::isfinite(line.at("loss").get<double>()));
+  for (const json& line : metrics(job_.out)) {
+    if (line.at("kind") == "step") {
+      EXPECT_TRUE(std::isfinite(line.at("loss").get<double>()));
+    }
+  }
   for (const auto& [name, tensor] : read_checkpoint(checkpoint(14)).weights)
     EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
+}
+
+// Both scopes, a trained backbone, a new mixer from the student before, and a stage that is a start
+// alone: resumed at any border it is the same.
+TEST_F(TrainJobTest, LinearAttentionThenMambaResumesExactly) {
+  Stage linear = layer_stage("linearise", 3);
+  linear.mixer = PluginChoice{"hedgehog", {}};
+  linear.init = PluginChoice{"projection_copy", {}};
+  linear.train = {"role:feature-map-*"};
+  linear.objectives = {{{"layer_alignment", {{"loss", std::string("cosine")}}}, 1}};
+  Stage start = layer_stage("convert", 0);
+  start.mixer = PluginChoice{"hedgemamba", {}};
+  start.init = PluginChoice{"attention_to_mamba", {}};
+  start.init_from_student = true;
+  Stage tune = layer_stage("tune", 4);
+  tune.scope = StageScope::model;
+  tune.train = {"all", "-embeddings"};
+  tune.objectives = {{{"cross_entropy", {}}, 1}, {{"kl", {}}, 0.5}};
+  tune.checkpoint_every = 2;
+  tune.recompute = true;
+  job_.stages = {linear, start, tune};
+  run();
+  const auto expected = result_of(job_.out);
+  const Model student = load_model(job_.out / "student", plugins_.registry());
+  EXPECT_EQ(student.mixers().at(0)->plugin().label(), "hedgemamba");
+  const Backbone teacher = Backbone::load(job_.teacher);
+  const auto same = [&](const std::string& name) {
+    return at::equal(student.backbone().parameters().at(name).value,
+                     teacher.parameters().at(name).value);
+  };
+  EXPECT_TRUE(same("model.embed_tokens.weight"));
+  EXPECT_FALSE(same("model.norm.weight"));
+  EXPECT_FALSE(same("model.layers.0.mlp.up_proj.weight"));
+  for (const std::int64_t steps : {2, 3, 4, 6}) {
+    job_.out = folder_ / "again";
+    job_.resume = false;
+    run_part(steps);
+    run();
+    // The last checkpoint of the first stage may be all there is: names of steps are the same.
+    EXPECT_EQ(result_of(job_.out), expected) << "interrupted behind " << steps;
+    fs::remove_all(job_.out);
+  }
+}
+
+TEST_F(TrainJobTest, AMambaStudentStartsAsTheLinearOne) {
+  Stage linear = layer_stage("linearise", 2);
+  linear.mixer = PluginChoice{"hedgehog", {}};
+  linear.init = PluginChoice{"projection_copy", {}};
+  Stage start = layer_stage("convert", 0);
+  start.mixer = PluginChoice{"hedgemamba", {}};
+  start.init = PluginChoice{"attention_to_mamba", {}};
+  start.init_from_student = true;
+  job_.stages = {linear, start};
+  run();
+  const auto lines = metrics(job_.out);
+  std::vector<double> perplexity;
+  for (const json& line : lines)
+    if (line.at("kind") == "eval") perplexity.push_back(line.at("perplexity").get<double>());
+  ASSERT_EQ(perplexity.size(), 3u);
+  EXPECT_NE(perplexity[0], perplexity[1]);
+  EXPECT_NEAR(perplexity[2], perplexity[1], 1e-4 * perplexity[1]);
 }
 
 // ---- bad recipes, refused before a weight is read or a folder made

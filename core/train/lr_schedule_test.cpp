@@ -26,7 +26,7 @@ TEST(LrSchedule, WsdStaysThenFallsInALine) {
   EXPECT_DOUBLE_EQ(given.factor(10), 1);
   EXPECT_DOUBLE_EQ(given.factor(80), 1);
   EXPECT_DOUBLE_EQ(given.factor(90), 0.5);
-  EXPECT_DOUBLE_EQ(given.factor(99), 0.05);
+  EXPECT_NEAR(given.factor(99), 0.05, 1e-12);
   const LrSchedule tenth{"wsd", 100, 0, 0, 0.5};
   EXPECT_DOUBLE_EQ(tenth.factor(90), 1);
   EXPECT_DOUBLE_EQ(tenth.factor(95), 0.75);

@@ -62,7 +62,10 @@ std::uint64_t activations(const ModelConfig& config, const Stage& stage, const M
   const std::uint64_t graph = 8 * stream + 4 * inner + mixer.saved;
   const std::uint64_t layers = unsigned_of(config.n_layers);
   const std::uint64_t kept = stage.recompute ? layers * stream + graph : layers * graph;
-  return kept + inference + mixer.workspace + unsigned_of(LogitLossInput().block_bytes);
+  // Logits of student and teacher and their gradients, of a block of tokens.
+  const std::uint64_t logits = std::min(unsigned_of(LogitLossInput().block_bytes),
+                                        4 * tokens * unsigned_of(config.vocab_size) * kFloat);
+  return kept + inference + mixer.workspace + logits;
 }
 
 }  // namespace

@@ -172,6 +172,77 @@ TEST_F(TrainerTest, StepsOfEveryLossLowerIt) {
   }
 }
 
+// ---- model scope
+
+class ModelTrainerTest : public TrainerTest {
+ protected:
+  ModelTrainerTest() {
+    stage_.objectives = {{{"kl", {}}, 1}, {{"cross_entropy", {}}, 0.3}};
+    for (int i = 0; i < 4; ++i) texts_.push_back(tokens_of(i, i == 2 ? 9 : 21));
+  }
+  std::vector<Batch> batches() const {
+    return make_batches({{{texts_[0], -1}, {texts_[2], -1}}, {{texts_[1], 5}, {texts_[3], -1}}});
+  }
+  std::vector<std::vector<std::int32_t>> texts_;
+};
+
+TEST_F(ModelTrainerTest, PackedDocumentsDoNotLeak) {
+  std::vector<Batch> alone;
+  for (std::size_t i = 0; i < texts_.size(); ++i)
+    for (Batch& batch : make_batches({{{texts_[i], i == 1 ? 5 : -1}}}))
+      alone.push_back(std::move(batch));
+  const auto together = moved_by_one_step(StageScope::model, batches(), /*backbone=*/true);
+  const StepReport report = report_;
+  const auto one_by_one = moved_by_one_step(StageScope::model, alone, /*backbone=*/true);
+  expect_near(together, one_by_one, 1e-3);
+  EXPECT_NEAR(report.loss, report_.loss, 1e-5 * report.loss);
+  EXPECT_NEAR(report.loss, report.parts.at("kl") + 0.3 * report.parts.at("cross_entropy"),
+              1e-5 * report.loss);
+  EXPECT_EQ(report.tokens, 72);
+  // Everything that trains gets a gradient: embeddings, norms, MLP and every mixer parameter.
+  for (const auto& [name, gradient] : together)
+    EXPECT_GT(gradient.abs().max().item<double>(), 0) << name;
+}
+
+TEST_F(ModelTrainerTest, RecomputingChangesNothing) {
+  const auto plain = moved_by_one_step(StageScope::model, batches(), /*backbone=*/true);
+  const double loss = report_.loss;
+  stage_.recompute = true;
+  const auto again = moved_by_one_step(StageScope::model, batches(), /*backbone=*/true);
+  EXPECT_EQ(report_.loss, loss);
+  for (const auto& [name, gradient] : plain)
+    EXPECT_TRUE(at::equal(gradient, again.at(name))) << name;
+}
+
+TEST_F(ModelTrainerTest, StepsLowerTheLossAndLeaveTheTeacherAlone) {
+  const auto before = teacher_->parameters().at("model.embed_tokens.weight").value.clone();
+  stage_.lr = 3e-3;
+  const auto own = std::make_shared<Backbone>(Backbone::load(folder_ / "t"));
+  const Model student(own, mixers({0, 1}));
+  const StageObjectives objectives(plugins_.registry(), stage_);
+  const auto trainer =
+      make_model_trainer(stage_, *teacher_, student, objectives, parameters(student, true));
+  const StepReport first = trainer->step(0, batches());
+  StepReport last;
+  for (int step = 1; step < 15; ++step) last = trainer->step(step, batches());
+  EXPECT_LT(last.loss, 0.9 * first.loss);
+  EXPECT_TRUE(at::equal(teacher_->parameters().at("model.embed_tokens.weight").value, before));
+  EXPECT_FALSE(at::equal(own->parameters().at("model.embed_tokens.weight").value, before));
+}
+
+TEST_F(ModelTrainerTest, AFrozenBackboneStays) {
+  const Model student(teacher_, mixers({0, 1}));
+  const StageObjectives objectives(plugins_.registry(), stage_);
+  const auto trainer =
+      make_model_trainer(stage_, *teacher_, student, objectives, parameters(student));
+  for (const auto& [name, parameter] : teacher_->parameters())
+    EXPECT_FALSE(parameter.value.requires_grad()) << name;
+  const StepReport first = trainer->step(0, batches());
+  StepReport last;
+  for (int step = 1; step < 15; ++step) last = trainer->step(step, batches());
+  EXPECT_LT(last.loss, first.loss);
+}
+
 TEST_F(TrainerTest, AnObjectiveOfNoWeightIsNone) {
   stage_.objectives = {{{"layer_alignment", {}}, 0}};
   EXPECT_GRAFT_ERROR(StageObjectives(plugins_.registry(), stage_), ErrorKind::usage,

@@ -209,6 +209,10 @@ TEST_F(TrainCliTest, MistakesAreReportedWhereTheyStand) {
   write_file_atomically(folder_ / "recipe.toml", kRecipe);
   expect_refused({"train", "recipe.toml"}, ErrorKind::usage,
                  AllOf(HasSubstr("--teacher DIR"), HasSubstr("--text FILE"), HasSubstr("--out")));
+  expect_refused({"eval", "teacher", "--resume"}, ErrorKind::usage,
+                 HasSubstr("--resume is for hostapp train"));
+  expect_refused(train("out", {"--resume", "--force"}), ErrorKind::usage,
+                 HasSubstr("give one of them"));
   expect_refused(train("out", {"--mixer", "gdn"}), ErrorKind::usage, HasSubstr("mixer.name"));
   expect_refused(train("out", {"--set", "stage.algin.lr=1"}), ErrorKind::usage,
                  HasSubstr("there is no row 'algin' in [[stage]] (did you mean 'align'?)"));
