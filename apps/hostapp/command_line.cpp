@@ -127,6 +127,8 @@ std::string help_group(const Key& key) {
   if (table == "calibrate") return "Calibration of the converted layers";
   if (table == "eval" || table == "agreement") return "Evaluation";
   if (table == "generate") return "hostapp generate";
+  if (table == "select") return "hostapp select-layers";
+  if (table == "needle" || table == "speed") return "hostapp compare";
   return "The job";
 }
 
@@ -155,6 +157,9 @@ class Parser {
             "  hostapp eval MODEL --text FILE...\n"
             "  hostapp generate MODEL --prompt TEXT\n"
             "  hostapp inspect MODEL\n"
+            "  hostapp select-layers --policy NAME --keep K --teacher DIR --text FILE... --out "
+            "FILE\n"
+            "  hostapp compare TEACHER STUDENT... --text FILE... [--out FILE]\n"
             "  hostapp plugins list | info NAME",
             "hostapp") {
     app_.set_help_flag();
@@ -225,6 +230,11 @@ class Parser {
                 Command::eval);
     add_command(app_, "generate", "text from a teacher or student", "MODEL", Command::generate);
     add_command(app_, "inspect", "what a model folder holds", "MODEL", Command::inspect);
+    add_command(app_, "select-layers", "which layers keep their attention, as a file", "",
+                Command::select_layers);
+    add_command(app_, "compare", "what students keep of their teacher", "TEACHER", Command::compare)
+        ->add_option("STUDENT", line_.students, "")
+        ->type_name("");
     plugins_ = app_.add_subcommand("plugins", "list | info NAME: the plugins there are");
     plugins_->set_help_flag();
     plugins_->fallthrough();
@@ -253,11 +263,16 @@ class Parser {
     for (const std::string& option : plugin_options_) add_assignment(option, "--");
     line_.help_text = app_.help();
     if (line_.help || line_.version) return line_;
+    if ((line_.resume || line_.allow_change) && line_.command != Command::train) {
+      fail(ErrorKind::usage, std::string(line_.resume ? "--resume" : "--allow-change") +
+                                 " is for hostapp train RECIPE");
+    }
     if (plugins_->parsed() && plugins_->get_subcommands().empty()) {
       fail(ErrorKind::usage, "hostapp plugins: list or info NAME?");
     }
-    const bool wants_subject =
-        line_.command != Command::convert && line_.command != Command::plugins_list;
+    const bool wants_subject = line_.command != Command::convert &&
+                               line_.command != Command::select_layers &&
+                               line_.command != Command::plugins_list;
     if (wants_subject && line_.subject.empty()) {
       const auto* command =
           plugins_->parsed() ? plugins_->get_subcommands().front() : app_.get_subcommands().front();
@@ -267,11 +282,17 @@ class Parser {
               ": the " + subject_name() +
               " is missing; it stands before the flags: a flag that takes a list would swallow it");
     }
+    if (line_.command == Command::compare && line_.students.empty()) {
+      fail(ErrorKind::usage,
+           "hostapp compare: which STUDENT folders? They stand behind the TEACHER and before the "
+           "flags");
+    }
     return line_;
   }
 
   const char* subject_name() const {
     if (line_.command == Command::plugins_info) return "NAME";
+    if (line_.command == Command::compare) return "TEACHER folder";
     return line_.command == Command::train ? "RECIPE file" : "MODEL folder";
   }
 

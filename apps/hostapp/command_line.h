@@ -6,7 +6,17 @@
 
 namespace graft {
 
-enum class Command { convert, train, eval, generate, inspect, plugins_list, plugins_info };
+enum class Command {
+  convert,
+  train,
+  eval,
+  generate,
+  inspect,
+  select_layers,
+  compare,
+  plugins_list,
+  plugins_info
+};
 
 // A flag that sets a key of the configuration.
 struct FlagValue {
@@ -17,8 +27,10 @@ struct FlagValue {
 
 struct CommandLine {
   Command command = Command::convert;
-  // The MODEL of eval, generate and inspect, the RECIPE of train, the ID of plugins info.
+  // The MODEL of eval, generate and inspect, the RECIPE of train, the TEACHER of compare, the ID of
+  // plugins info.
   std::string subject;
+  std::vector<std::string> students;  // of compare
   std::vector<FlagValue> flags;
   std::vector<std::filesystem::path> config_files;
   bool help = false, version = false, print_config = false, quiet = false;

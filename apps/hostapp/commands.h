@@ -16,6 +16,9 @@ void run_train(const CommandLine& line, const Config& config, PluginRegistry& re
 void run_eval(const std::string& model, const Config& config, PluginRegistry& registry,
               Console& console);
 void run_generate(const std::string& model, const Config& config, PluginRegistry& registry);
+void run_select_layers(Config config, PluginRegistry& registry, Console& console);
+void run_compare(const CommandLine& line, const Config& config, PluginRegistry& registry,
+                 Console& console);
 void run_inspect(const std::string& model, bool every_tensor);
 
 // LibTorch's threads; 0 leaves its choice, the cores there are.

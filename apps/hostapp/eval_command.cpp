@@ -21,7 +21,9 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-Strings texts_of(const Config& config) {
+}  // namespace
+
+Strings evaluation_texts(const Config& config) {
   const Strings& held_out = config.get<Strings>("eval_text");
   const Strings& text = config.get<Strings>("text");
   if (held_out.empty() && text.empty()) {
@@ -32,21 +34,24 @@ Strings texts_of(const Config& config) {
   return held_out.empty() ? text : held_out;
 }
 
-}  // namespace
+EvaluationText read_evaluation_text(const Config& config, const Tokenizer& tokenizer) {
+  const Strings names = evaluation_texts(config);
+  const Corpus corpus =
+      Corpus::open({names.begin(), names.end()}, tokenizer, {config.text("text_field"), {}, {}});
+  EvaluationText text;
+  text.name = names.size() == 1 ? names.front() : std::to_string(names.size()) + " texts";
+  for (const Document& document : corpus.documents())
+    text.tokens.insert(text.tokens.end(), document.tokens.begin(), document.tokens.end());
+  return text;
+}
 
 void run_eval(const std::string& folder, const Config& config, PluginRegistry& registry,
               Console& console) {
-  const Strings names = texts_of(config);
+  evaluation_texts(config);  // refused before anything is read
   console.begin("reading text", 0, "");
   const Tokenizer tokenizer =
       Tokenizer::from_file(std::filesystem::path(folder) / "tokenizer.json");
-  const Corpus corpus =
-      Corpus::open({names.begin(), names.end()}, tokenizer, {config.text("text_field"), {}, {}});
-  std::vector<std::int32_t> tokens;
-  for (const Document& document : corpus.documents())
-    tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
-  const std::string what =
-      names.size() == 1 ? names.front() : std::to_string(names.size()) + " texts";
+  const auto [what, tokens] = read_evaluation_text(config, tokenizer);
 
   const Compute compute = config.text("matmul") == "bf16" ? Compute::bfloat16 : Compute::float32;
   console.begin("reading " + folder, 0, "");

@@ -93,6 +93,12 @@ void run(const CommandLine& line) {
       case Command::inspect:
         run_inspect(line.subject, line.verbose > 0);
         break;
+      case Command::select_layers:
+        run_select_layers(config, *registry, console);
+        break;
+      case Command::compare:
+        run_compare(line, config, *registry, console);
+        break;
       case Command::plugins_list:
         std::cout << list_plugins(*registry);
         break;

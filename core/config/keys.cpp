@@ -34,7 +34,8 @@ std::vector<Key> job_keys() {
        .placeholder = "FILE"},
       {.name = "out",
        .default_value = "",
-       .doc = "folder for the student and results.json",
+       .doc = "folder for the student and results.json; the file that select-layers and compare "
+              "write",
        .synonyms = {"output", "out_dir", "output_dir"},
        .placeholder = "DIR"},
       {.name = "force",
@@ -48,9 +49,8 @@ std::vector<Key> job_keys() {
        .placeholder = "FILE"},
       {.name = "keep_attention",
        .default_value = Strings{"none"},
-       .doc = "layers that keep their attention: none, uniform:K or 0,4,8-11; of several the first "
-              "is written, all are "
-              "measured",
+       .doc = "layers that keep their attention: none, uniform:K, 0,4,8-11 or the FILE.json of "
+              "select-layers; of several the first is written, all are measured",
        .synonyms = {"keep", "attention_layers"},
        .placeholder = "LAYERS"},
       {.name = "compare",
@@ -250,6 +250,65 @@ std::vector<Key> evaluation_keys() {
   };
 }
 
+std::vector<Key> selection_keys() {
+  return {
+      {.name = "select.policy",
+       .default_value = "swap-kl",
+       .doc = "how layers are chosen: uniform, uniform:K, ar, ga-s2 or swap-kl",
+       .flag = "--policy",
+       .placeholder = "NAME"},
+      {.name = "select.keep",
+       .default_value = 0,
+       .doc = "how many layers keep their attention",
+       .min = 0,
+       .max = 1e6,
+       .flag = "--keep"},
+      {.name = "select.windows",
+       .default_value = 4,
+       .doc = "windows of calibration text that layers are measured on",
+       .min = 1,
+       .max = 1e6},
+      {.name = "select.context",
+       .default_value = 512,
+       .doc = "tokens in such a window",
+       .min = 2,
+       .max = 1 << 20},
+      {.name = "select.calibrated",
+       .default_value = false,
+       .doc = "measure layers after calibration, not after their start"},
+  };
+}
+
+std::vector<Key> comparison_keys() {
+  return {
+      {.name = "needle.lengths",
+       .default_value = std::vector<std::int64_t>{256, 512, 1024},
+       .doc = "lengths of the texts a number is hidden in, in tokens; [] = none",
+       .min = 2,
+       .max = 1 << 20},
+      {.name = "needle.depths",
+       .default_value = std::vector<double>{0, 0.25, 0.5, 0.75, 1},
+       .doc = "where it is hidden: 0 = the start, 1 = the end",
+       .min = 0,
+       .max = 1},
+      {.name = "needle.trials",
+       .default_value = 4,
+       .doc = "texts for each length and depth",
+       .min = 1,
+       .max = 1e6},
+      {.name = "speed.contexts",
+       .default_value = std::vector<std::int64_t>{128, 512, 2048},
+       .doc = "tokens in front of those whose decoding is timed; [] = none",
+       .min = 1,
+       .max = 1 << 20},
+      {.name = "speed.tokens",
+       .default_value = 32,
+       .doc = "tokens decoded behind each context",
+       .min = 1,
+       .max = 1 << 20},
+  };
+}
+
 Schema baseline_row() {
   return {
       .keys =
@@ -270,7 +329,8 @@ Schema baseline_row() {
 
 Schema make_schema() {
   Schema schema;
-  for (auto keys : {job_keys(), calibrate_keys(), evaluation_keys()}) {
+  for (auto keys :
+       {job_keys(), calibrate_keys(), evaluation_keys(), selection_keys(), comparison_keys()}) {
     schema.keys.insert(schema.keys.end(), keys.begin(), keys.end());
   }
   schema.tables = {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/base/testing.h"
 
 namespace graft {
 namespace {
@@ -45,7 +47,8 @@ TEST_P(LayerSetMistake, SaysWhatItTakes) {
     EXPECT_EQ(error.kind(), ErrorKind::usage);
     EXPECT_EQ(error.what(),
               std::string("keep_attention '") + spec + "': " + why +
-                  "; it takes none, uniform:K (layers 0, K, 2K, ...) or a list such as 0,4,8-11");
+                  "; it takes none, uniform:K (layers 0, K, 2K, ...), a list such as 0,4,8-11 or "
+                  "the FILE.json of select-layers");
   }
 }
 
@@ -73,6 +76,44 @@ TEST(LayerSet, CheckKnowsWhatNoModelTakes) {
   EXPECT_NO_THROW(check_attention_layers("100-200"));
   EXPECT_THROW(check_attention_layers("uniform:0"), Error);
   EXPECT_THROW(check_attention_layers("all"), Error);
+}
+
+class LayerFileTest : public testing::Test {
+ protected:
+  std::string file(const std::string& content) {
+    write_file_atomically(folder_ / "layers.json", content);
+    return (folder_ / "layers.json").string();
+  }
+  TempFolder folder_;
+};
+
+TEST_F(LayerFileTest, ItsLayersAreTaken) {
+  const std::string both = file(R"({"layers": [8, 0, 4, 4], "n_layers": 30, "policy": "ar"})");
+  check_attention_layers(both);
+  EXPECT_THAT(attention_layers(both, 30), ElementsAre(0, 4, 8));
+  EXPECT_THAT(attention_layers(file(R"({"layers": [1]})"), 12), ElementsAre(1));
+  EXPECT_THAT(attention_layers(file(R"({"layers": []})"), 12), IsEmpty());
+}
+
+TEST_F(LayerFileTest, MistakesNameTheFile) {
+  const auto refused = [&](const std::string& content, const std::string& why) {
+    const std::string name = file(content);
+    EXPECT_GRAFT_ERROR(attention_layers(name, 30), ErrorKind::input,
+                       testing::AllOf(testing::HasSubstr(name), testing::HasSubstr(why)));
+  };
+  refused("[1, 2]", "expected an object with \"layers\"");
+  refused(R"({"layers": 3})", "expected an object with \"layers\"");
+  refused(R"({"layers": [1, "two"]})", "\"two\", which is no layer");
+  refused(R"({"layers": [-1]})", "-1, which is no layer");
+  refused(R"({"layers": [1.5]})", "1.5, which is no layer");
+  refused(R"({"layers": [30]})", "layers 0 to 29, not 30");
+  refused(R"({"layers": [1], "n_layers": 12})", "for a model of 12 layers, this one has 30");
+  refused(R"({"layers": [1], "n_layers": "x"})", "no number of layers");
+  refused(R"({"layers": [1)", "layers.json");
+  EXPECT_GRAFT_ERROR(attention_layers(file(R"({"layers": [0, 1]})"), 2), ErrorKind::input,
+                     testing::HasSubstr("every layer keeps its attention"));
+  EXPECT_GRAFT_ERROR(check_attention_layers("/no/such/layers.json"), ErrorKind::input,
+                     testing::HasSubstr("/no/such/layers.json"));
 }
 
 }  // namespace

@@ -68,13 +68,11 @@ std::vector<std::int32_t> concatenated(const std::vector<Document>& documents) {
 // Without an evaluation text: the tail of each document, so that both parts see every document.
 Texts hold_out_tails(const Corpus& corpus) {
   Texts texts;
-  for (Document document : corpus.documents()) {
-    const auto tail =
-        static_cast<std::size_t>(kHeldOutShare * static_cast<double>(document.tokens.size()));
-    const auto held = document.tokens.last(tail);
+  const std::vector<Document> documents = corpus.documents();
+  texts.calibration = without_held_out_tails(documents);
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    const auto held = documents[i].tokens.subspan(texts.calibration[i].tokens.size());
     texts.held_out.insert(texts.held_out.end(), held.begin(), held.end());
-    document.tokens = document.tokens.first(document.tokens.size() - tail);
-    texts.calibration.push_back(document);
   }
   texts.held_out_name = "the last 10 % of each calibration document";
   return texts;
@@ -311,6 +309,16 @@ class Runner {
 };
 
 }  // namespace
+
+std::vector<Document> without_held_out_tails(const std::vector<Document>& documents) {
+  std::vector<Document> out = documents;
+  for (Document& document : out) {
+    const auto tail =
+        static_cast<std::size_t>(kHeldOutShare * static_cast<double>(document.tokens.size()));
+    document.tokens = document.tokens.first(document.tokens.size() - tail);
+  }
+  return out;
+}
 
 bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,
                  std::int64_t span) {

@@ -76,6 +76,10 @@ MainJobResult run_main_job(const MainJob& job, PluginRegistry& registry, const J
 // results.json's content.
 std::string results_json(const MainJob& job, const MainJobResult& result);
 
+// The part of each document that calibration may read where no evaluation text is given: all but
+// the tail that figures are made on.
+std::vector<Document> without_held_out_tails(const std::vector<Document>& documents);
+
 // True when some `span` consecutive tokens of `held_out` also stand in `calibration` [N,T]: figures
 // would then be worth nothing.
 bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,

@@ -3,14 +3,13 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <sstream>
 
 #include "core/base/file.h"
 #include "core/base/testing.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/text/testing.h"
-#include "tests/integration/subprocess.h"
+#include "tests/integration/cli_testing.h"
 
 namespace graft {
 namespace {
@@ -21,31 +20,8 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
-using Words = std::vector<std::string>;
 
-const fs::path hostapp = fs::path(GRAFT_BUILD_DIR) / "bin/hostapp";
 const fs::path fixtures = fs::path(GRAFT_BUILD_DIR) / "tests/abi/plugins";
-
-// Prose of a small grammar, not the same for two seeds.
-std::string made_up_prose(std::uint32_t seed, std::size_t bytes) {
-  const std::vector<std::string> words = {
-      "the ", "river ", "old ", "walked ", "over ",   "stone ", "bridge ", "and ", "saw ",
-      "a ",   "light ", "in ",  "where ",  "nobody ", "had ",   "lived ",  "for ", "years. "};
-  std::mt19937 random(seed);
-  std::string text;
-  while (text.size() < bytes) text += words[random() % words.size()];
-  return text.substr(0, bytes);
-}
-
-// The golden Llama (2 layers, 4 heads of 16, 2 of them for keys, 320 tokens) that reads and writes
-// bytes.
-void make_tiny_teacher(const fs::path& folder) {
-  fs::create_directory(folder);
-  for (const char* name : {"config.json", "generation_config.json", "model.safetensors"}) {
-    fs::copy_file(fs::path(GRAFT_TEST_DATA) / "models/llama" / name, folder / name);
-  }
-  write_file_atomically(folder / "tokenizer.json", text::byte_level_json().dump());
-}
 
 class HostappTest : public testing::Test {
  protected:
