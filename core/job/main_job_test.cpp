@@ -180,7 +180,7 @@ TEST_F(MainJobTest, ATokenizerLargerThanTheModelIsRefused) {
 }
 
 TEST_F(MainJobTest, AnInterruptLeavesNothing) {
-  int asked = 0;
+  std::atomic<int> asked = 0;
   hooks_.should_stop = [&] { return ++asked > 6; };
   EXPECT_GRAFT_ERROR(run(), ErrorKind::interrupted, HasSubstr("interrupted"));
   expect_nothing_written();

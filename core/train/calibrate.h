@@ -14,7 +14,8 @@ namespace graft {
 
 class TokenMixer;
 
-// Asked between steps; true ends the work with Error(interrupted). May be empty.
+// Asked between steps, by several threads at once; true ends the work with Error(interrupted). May
+// be empty.
 using StopCheck = std::function<bool()>;
 
 // Layer-local training of one converted block on the teacher's inputs and outputs.

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/loader/registry.h"
+#include "core/teacher/lanes.h"
 #include "core/train/init_run.h"
 
 namespace graft {
@@ -40,14 +41,19 @@ class TeacherSweep {
     const std::int64_t rows = context_limit_ == 0 ? n_init : std::min(context_limit_, n_init);
     context_limit_ = wants_context_ ? rows : 0;
     h_ = teacher.embed(windows);
-    y_ = at::empty_like(h_);
   }
 
   // Runs the layer's attention on all sequences. `signals_wanted`: keep the block's input and head
   // contexts.
   void run_attention(std::int64_t layer, bool signals_wanted) {
     layer_ = layer;
-    if (signals_wanted && !x_.defined()) x_ = at::empty_like(h_);
+    // What was there before is another layer's, perhaps still at work.
+    y_ = at::empty_like(h_);
+    x_ = signals_wanted ? at::empty_like(h_) : at::Tensor();
+    context_ = signals_wanted && context_limit_ > 0
+                   ? at::empty({context_limit_, h_.size(1), teacher_.config().n_heads,
+                                teacher_.config().head_dim})
+                   : at::Tensor();
     for_batches([&](std::int64_t first, std::int64_t count) {
       const at::Tensor x = teacher_.block_input(layer, h_.narrow(0, first, count));
       AttentionCall call;
@@ -67,23 +73,26 @@ class TeacherSweep {
     });
   }
 
-  LayerSignals signals() const {
-    LayerSignals signals;
-    signals.block_input = x_.narrow(0, 0, n_init_);
-    signals.block_output = y_.narrow(0, 0, n_init_);
-    signals.residual = residual().narrow(0, 0, n_init_);
-    if (context_.defined()) signals.head_context = context_;
-    signals.attention_probs = [this](std::int64_t first, std::int64_t count) {
+  // What the layer at hand gives; stays as it is when the sweep goes on.
+  struct Layer {
+    at::Tensor x, y, residual;  // [N,T,D]
+    LayerSignals signals;       // of the initializer's sequences
+  };
+  Layer layer() const {
+    Layer out{x_, y_, h_ + y_, {}};
+    const auto of_init = [&](const at::Tensor& all) { return all.narrow(0, 0, n_init_); };
+    out.signals.block_input = of_init(x_);
+    out.signals.block_output = of_init(y_);
+    out.signals.residual = of_init(out.residual);
+    if (context_.defined()) out.signals.head_context = context_;
+    out.signals.attention_probs = [&teacher = teacher_, x = x_, layer = layer_](
+                                      std::int64_t first, std::int64_t count) {
       AttentionCall call;
       call.want_probs = true;
-      return teacher_.attention(layer_, x_.narrow(0, first, count), call).probs;
+      return teacher.attention(layer, x.narrow(0, first, count), call).probs;
     };
-    return signals;
+    return out;
   }
-
-  const at::Tensor& x() const { return x_; }
-  const at::Tensor& y() const { return y_; }
-  at::Tensor residual() const { return h_ + y_; }
 
   double init_seconds() const { return init_seconds_; }
   double rest_seconds() const { return rest_seconds_; }
@@ -92,20 +101,20 @@ class TeacherSweep {
   // Keeps the time of the initializer's sequences apart from that of those only calibration sees.
   template <typename Work>
   void for_batches(Work&& work) {
-    for (std::int64_t first = 0; first < h_.size(0);) {
+    const auto part = [&](std::int64_t begin, std::int64_t end, double& seconds) {
       const auto start = Clock::now();
-      const std::int64_t end = first < n_init_ ? n_init_ : h_.size(0);
-      const std::int64_t count = std::min(kSequencesAtOnce, end - first);
-      work(first, count);
-      (first < n_init_ ? init_seconds_ : rest_seconds_) += seconds_since(start);
-      first += count;
-    }
+      in_lanes((end - begin + kSequencesAtOnce - 1) / kSequencesAtOnce,
+               [&](std::int64_t batch, std::int64_t) {
+                 const std::int64_t first = begin + batch * kSequencesAtOnce;
+                 work(first, std::min(kSequencesAtOnce, end - first));
+               });
+      seconds += seconds_since(start);
+    };
+    part(0, n_init_, init_seconds_);
+    part(n_init_, h_.size(0), rest_seconds_);
   }
 
   void keep_context(std::int64_t first, const at::Tensor& context) {
-    if (!context_.defined())
-      context_ = at::empty({context_limit_, context.size(1), context.size(2), context.size(3)},
-                           context.options());
     const std::int64_t count = std::min(context.size(0), context_limit_ - first);
     context_.narrow(0, first, count).copy_(context.narrow(0, 0, count));
   }
@@ -213,6 +222,81 @@ at::Tensor calibration_windows(const std::vector<Document>& documents, std::int6
   return ids;
 }
 
+namespace {
+
+// One layer on its way from the teacher's signals to a converted one.
+struct LayerWork {
+  int layer;
+  TeacherSweep::Layer data;  // empty when the recipe needs no text
+  std::unique_ptr<Initializer> initializer;
+  std::unique_ptr<Objective> objective;  // null without calibration
+  ConvertedLayer* done;
+};
+
+class Converter {
+ public:
+  Converter(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe,
+            std::uint64_t seed, const ConvertHooks& hooks)
+      : registry_(registry), teacher_(teacher), recipe_(recipe), seed_(seed), hooks_(hooks) {}
+
+  // Plugins are opened by one thread; each layer has instances of its own.
+  LayerWork begin(int layer, TeacherSweep::Layer data, ConvertedLayer& done) {
+    const LayerInfo info = teacher_.layer_info(layer);
+    done.mixer = std::make_shared<TokenMixer>(
+        registry_.create_mixer(recipe_.mixer.name, info.c_info(), recipe_.mixer.options),
+        layer_seed(seed_, layer));
+    LayerWork work{layer, std::move(data), nullptr, nullptr, &done};
+    work.initializer = registry_.create_initializer(recipe_.init.name, recipe_.init.options);
+    if (recipe_.calibrate)
+      work.objective =
+          registry_.create_objective(recipe_.stage.objective, recipe_.stage.objective_options);
+    return work;
+  }
+
+  // Each layer in a lane: they know nothing of each other. A second of the clock is shared among
+  // the layers at work in it.
+  void finish(std::vector<LayerWork>& group) {
+    const auto count = static_cast<std::int64_t>(group.size());
+    in_lanes(count, [&](std::int64_t i, std::int64_t) {
+      convert_layer(group[static_cast<std::size_t>(i)]);
+    });
+    for (LayerWork& work : group) {
+      const auto share = static_cast<double>(lanes(count));
+      work.done->seconds.init /= share;
+      work.done->report.seconds /= share;
+      work.done->seconds.calibrate += work.done->report.seconds;
+      if (hooks_.layer_done) hooks_.layer_done(work.layer, note(*work.done));
+    }
+    group.clear();
+  }
+
+ private:
+  void convert_layer(LayerWork& work) const {
+    ConvertedLayer& done = *work.done;
+    const std::uint64_t seed = layer_seed(seed_, work.layer);
+    done.seconds.init = run_initializer(*work.initializer, teacher_, work.layer, *done.mixer,
+                                        work.data.signals, seed)
+                            .seconds;
+    if (!recipe_.calibrate) return;
+    done.initialised = done.mixer->clone();
+    try {
+      done.report = calibrate(*done.mixer, *work.objective, recipe_.stage, work.data.x, work.data.y,
+                              token_weights(recipe_.stage, work.data.residual, work.layer), seed,
+                              hooks_.should_stop);
+    } catch (const Error& e) {
+      throw Error(e.kind(), "layer " + std::to_string(work.layer) + ": " + e.what());
+    }
+  }
+
+  PluginRegistry& registry_;
+  const Backbone& teacher_;
+  const Recipe& recipe_;
+  const std::uint64_t seed_;
+  const ConvertHooks& hooks_;
+};
+
+}  // namespace
+
 Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe,
                    const std::vector<int>& layers, const std::vector<Document>& text,
                    std::uint64_t seed, const ConvertHooks& hooks) {
@@ -225,13 +309,12 @@ Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Reci
   result.calibrate_tokens = n_all * recipe.window;
 
   std::unique_ptr<TeacherSweep> sweep;
-  std::unique_ptr<Objective> objective;
   if (n_all > 0)
     sweep = std::make_unique<TeacherSweep>(
         teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer, n_init);
-  if (recipe.calibrate)
-    objective = registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
 
+  Converter converter(registry, teacher, recipe, seed, hooks);
+  std::vector<LayerWork> group;
   double init_before = 0, rest_before = 0;
   const int last = chosen.empty() ? -1 : *chosen.rbegin();
   for (int layer = 0; layer <= last; ++layer) {
@@ -240,39 +323,22 @@ Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Reci
     const bool converts = chosen.contains(layer);
     if (sweep) sweep->run_attention(layer, converts);
     if (converts) {
-      ConvertedLayer& done = result.layers[layer];
-      const LayerInfo info = teacher.layer_info(layer);
-      done.mixer = std::make_shared<TokenMixer>(
-          registry.create_mixer(recipe.mixer.name, info.c_info(), recipe.mixer.options),
-          layer_seed(seed, layer));
-      const LayerSignals signals = n_init > 0 ? sweep->signals() : LayerSignals{};
-      done.seconds.init = run_initializer(*initializer, teacher, layer, *done.mixer, signals,
-                                          layer_seed(seed, layer))
-                              .seconds;
-      if (recipe.calibrate) {
-        done.initialised = done.mixer->clone();
-        try {
-          done.report = calibrate(*done.mixer, *objective, recipe.stage, sweep->x(), sweep->y(),
-                                  token_weights(recipe.stage, sweep->residual(), layer),
-                                  layer_seed(seed, layer), hooks.should_stop);
-        } catch (const Error& e) {
-          throw Error(e.kind(), "layer " + std::to_string(layer) + ": " + e.what());
-        }
-        done.seconds.calibrate = done.report.seconds;
-      }
+      TeacherSweep::Layer data;
+      if (sweep) data = sweep->layer();
+      if (n_init == 0) data.signals = {};
+      group.push_back(converter.begin(layer, std::move(data), result.layers[layer]));
     }
     if (sweep && layer < last) sweep->finish_layer();
-    if (converts) {
-      ConvertedLayer& done = result.layers[layer];
+    if (converts && sweep) {
       // The layers passed through on the way are this layer's cost too.
-      if (sweep) {
-        done.seconds.teacher = sweep->init_seconds() - init_before;
-        done.seconds.calibrate += recipe.calibrate ? sweep->rest_seconds() - rest_before : 0;
-        init_before = sweep->init_seconds();
-        rest_before = sweep->rest_seconds();
-      }
-      if (hooks.layer_done) hooks.layer_done(layer, note(done));
+      ConvertSeconds& seconds = result.layers[layer].seconds;
+      seconds.teacher = sweep->init_seconds() - init_before;
+      seconds.calibrate = recipe.calibrate ? sweep->rest_seconds() - rest_before : 0;
+      init_before = sweep->init_seconds();
+      rest_before = sweep->rest_seconds();
     }
+    const auto full = static_cast<std::int64_t>(group.size()) == lanes(last + 1);
+    if (!group.empty() && (full || layer == last)) converter.finish(group);
   }
   return result;
 }
