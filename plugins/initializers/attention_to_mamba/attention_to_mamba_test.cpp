@@ -74,11 +74,11 @@ FakeTensor constant(std::string name, std::string role, std::vector<int64_t> sha
 }
 
 // 4 query heads of 2, 2 key-value heads; feature maps of 3 rows.
-struct Setup {
+struct Conversion {
   FakeInitHost host;
   DomainMixer mixer;
 
-  explicit Setup(bool from_hedgehog) {
+  explicit Conversion(bool from_hedgehog) {
     host.mixer = mixer.c();
     host.teacher = {numbered("q_proj.weight", GRAFT_ROLE_QUERY, {8, kModel}, 1, 4, 2),
                     numbered("k_proj.weight", GRAFT_ROLE_KEY, {4, kModel}, 2, 2, 2),
@@ -124,7 +124,7 @@ TEST(AttentionToMamba, AsksForTheProjectionsAndTheFeatureMapsOfTheTarget) {
 }
 
 TEST(AttentionToMamba, TakesEveryParameterOfAHedgehog) {
-  Setup s(true);
+  Conversion s(true);
   const Outcome outcome = s.host.run(*initializer());
   ASSERT_TRUE(outcome.ok()) << outcome.message;
   for (const FakeTensor& from : s.host.teacher)
@@ -133,7 +133,7 @@ TEST(AttentionToMamba, TakesEveryParameterOfAHedgehog) {
 
 TEST(AttentionToMamba, NeutralisesWhatIsMoreThanLinearAttention) {
   for (const bool from_hedgehog : {true, false}) {
-    Setup s(from_hedgehog);
+    Conversion s(from_hedgehog);
     ASSERT_TRUE(s.host.run(*initializer()).ok());
     EXPECT_THAT(s.student("conv").values, ElementsAre(0, 0, 0, 1, 0, 0, 0, 1));
     EXPECT_THAT(s.student("conv residual").values, Each(0.0F));
@@ -144,13 +144,13 @@ TEST(AttentionToMamba, NeutralisesWhatIsMoreThanLinearAttention) {
 }
 
 TEST(AttentionToMamba, LeavesADecayThatCanLearnWhereAskedTo) {
-  Setup s(true);
+  Conversion s(true);
   ASSERT_TRUE(s.host.run(*initializer({{"half_life", sdk::Value::of(2048.0)}})).ok());
   EXPECT_EQ(s.mixer.calls[1], "half-life 4 x 2048");
 }
 
 TEST(AttentionToMamba, FromAttentionTheFeatureMapsAreIdentities) {
-  Setup s(false);
+  Conversion s(false);
   ASSERT_TRUE(s.host.run(*initializer()).ok());
   for (const char* map : {"map_q", "map_k"}) {
     for (std::size_t i = 0; i < 24; ++i) {
@@ -163,7 +163,7 @@ TEST(AttentionToMamba, FromAttentionTheFeatureMapsAreIdentities) {
 }
 
 TEST(AttentionToMamba, MixersWithoutConvDecayOrGateNeedNoNeutralValue) {
-  Setup s(true);
+  Conversion s(true);
   for (const char* role : {GRAFT_ROLE_SHORT_CONV, GRAFT_ROLE_SHORT_CONV "-bias",
                            GRAFT_ROLE_DECAY_BIAS, GRAFT_ROLE_OUTPUT_GATE})
     std::erase_if(s.host.student, [&](const FakeTensor& t) { return t.role == role; });
@@ -174,34 +174,34 @@ TEST(AttentionToMamba, MixersWithoutConvDecayOrGateNeedNoNeutralValue) {
 
 // ---------------------------------------------------------------- refusals
 
-Outcome refused(Setup& s) {
+Outcome refused(Conversion& s) {
   const Outcome outcome = s.host.run(*initializer());
   EXPECT_EQ(outcome.status, GRAFT_FAILED_PRECONDITION) << outcome.message;
   return outcome;
 }
 
 TEST(AttentionToMamba, RefusesWhatWouldNotEqualItsSource) {
-  Setup no_place(true);
+  Conversion no_place(true);
   no_place.host.teacher.push_back(numbered("q_norm.weight", GRAFT_ROLE_QUERY_NORM, {2}, 8));
   Outcome outcome = refused(no_place);
   EXPECT_EQ(outcome.where, "role:" GRAFT_ROLE_QUERY_NORM);
   EXPECT_THAT(outcome.message, HasSubstr("the source's q_norm.weight has no place"));
 
-  Setup other_shape(true);
+  Conversion other_shape(true);
   other_shape.student("map_k") = constant("map_k", GRAFT_ROLE_FEATURE_MAP_K, {4, 2, 2}, 4, 2);
   EXPECT_THAT(refused(other_shape).message,
               AllOf(HasSubstr("expected shape [4, 3, 2]"), HasSubstr("source's fk"),
                     HasSubstr("got [4, 2, 2]"), HasSubstr("mixer's map_k")));
 
   for (const bool from_hedgehog : {true, false}) {
-    Setup extra_norm(from_hedgehog);
+    Conversion extra_norm(from_hedgehog);
     extra_norm.host.student.push_back(constant("kn", GRAFT_ROLE_KEY_NORM, {2}));
     EXPECT_THAT(refused(extra_norm).message, HasSubstr("set the option qk_norm"));
   }
 }
 
 TEST(AttentionToMamba, ABiasOfZerosMayBeDroppedAndOneTooManyBecomesZero) {
-  Setup s(true);
+  Conversion s(true);
   s.host.teacher.push_back(FakeTensor::filled(
       "v_proj.bias", GRAFT_ROLE_VALUE_BIAS, {4}, [](auto) { return 0.0F; }, 2, 2));
   s.host.student.push_back(constant("kb", GRAFT_ROLE_KEY_BIAS, {4}, 2, 2));
@@ -214,30 +214,30 @@ TEST(AttentionToMamba, ABiasOfZerosMayBeDroppedAndOneTooManyBecomesZero) {
 }
 
 TEST(AttentionToMamba, RefusesASourceWithHalfOfTheFeatureMaps) {
-  Setup s(true);
+  Conversion s(true);
   s.drop_teacher(GRAFT_ROLE_FEATURE_MAP_K);
   EXPECT_EQ(refused(s).where, "role:" GRAFT_ROLE_FEATURE_MAP_K);
 }
 
 TEST(AttentionToMamba, RefusesAMixerWhoseGateOrDecayCannotBeNeutral) {
-  Setup gate(true);
+  Conversion gate(true);
   gate.mixer.lacks = GRAFT_NATURAL_OUTPUT_GATE;
   EXPECT_THAT(refused(gate).message,
               AllOf(HasSubstr("the mixer's gate cannot be neutralised"), HasSubstr("output-gate")));
-  Setup decay(true);
+  Conversion decay(true);
   decay.mixer.lacks = GRAFT_NATURAL_HALF_LIFE;
   EXPECT_THAT(refused(decay).message, HasSubstr("the mixer's dt cannot be neutralised"));
 }
 
 TEST(AttentionToMamba, RefusesAConvItDoesNotUnderstand) {
-  Setup s(true);
+  Conversion s(true);
   s.student("conv") = constant("conv", GRAFT_ROLE_SHORT_CONV, {2, 4});
   EXPECT_THAT(refused(s).message,
               AllOf(HasSubstr("expected a depthwise kernel"), HasSubstr("got shape [2, 4]")));
 }
 
 TEST(AttentionToMamba, AMissingProjectionIsNamed) {
-  Setup s(false);
+  Conversion s(false);
   s.drop_teacher(GRAFT_ROLE_VALUE);
   const Outcome outcome = s.host.run(*initializer());
   EXPECT_EQ(outcome.status, GRAFT_NOT_FOUND);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <string>
+#include <vector>
 
 #include "feature_map.h"
 #include "linear_scan.h"
@@ -108,19 +109,21 @@ LinearAttentionResult attend(const Call& call, const at::Tensor& q, const at::Te
 void add_outputs(const Call& call, const at::Tensor& o_heads, LinearBlockOutput& out) {
   const LinearBlockOptions& o = call.o;
   const Tokens& tokens = call.tokens;
-  out.head_output = o_heads.permute({1, 2, 0, 3});
-  if (tokens.pad_mask.defined()) {
-    const at::Tensor pads = tokens.pad_mask.logical_not().unsqueeze(-1).unsqueeze(-1);
-    out.head_output = out.head_output.masked_fill(pads, 0);
-  }
-  out.pre_output = out.head_output.flatten(2);
-  if (o.output_gate) {
-    out.pre_output =
-        out.pre_output * at::silu(project(tokens.x, call.params, "g_proj", true).to(call.type));
-  }
-  out.y = project(out.pre_output.to(tokens.x.scalar_type()), call.params, "o_proj", o.o_bias);
-  if (o.o_bias && tokens.pad_mask.defined())
-    out.y = out.y.masked_fill(tokens.pad_mask.logical_not().unsqueeze(-1), 0);
+  // At padded tokens outputs are 0, and gradients that come in there go nowhere.
+  const auto without = [&](const at::Tensor& u) {
+    if (!tokens.pad_mask.defined()) return u;
+    std::vector<int64_t> shape(static_cast<std::size_t>(u.dim()), 1);
+    shape[0] = u.size(0);
+    shape[1] = u.size(1);
+    return u.masked_fill(tokens.pad_mask.logical_not().view(shape), 0);
+  };
+  out.head_output = without(o_heads.permute({1, 2, 0, 3}));
+  at::Tensor gated = out.head_output.flatten(2);
+  if (o.output_gate)
+    gated = gated * at::silu(project(tokens.x, call.params, "g_proj", true).to(call.type));
+  out.pre_output = without(gated);
+  out.y =
+      without(project(out.pre_output.to(tokens.x.scalar_type()), call.params, "o_proj", o.o_bias));
 }
 
 }  // namespace

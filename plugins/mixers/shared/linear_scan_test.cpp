@@ -62,12 +62,18 @@ void expect_equal(const Problem& given, int64_t chunk, at::ScalarType type, doub
   EXPECT_LE(error(got.y, want.y), tolerance) << what << " y";
   EXPECT_LE(error(got.state, want.state), tolerance) << what << " state";
   const at::Tensor dy = at::randn_like(want.y), d_state = at::randn_like(want.state);
-  // Without a token and a state to start from nothing depends on anything.
-  const bool constant = !want.state.requires_grad();
-  const auto d_want =
-      constant ? std::vector<at::Tensor>(got_in.all().size())
-               : torch::autograd::grad({want.y, want.state}, want_in.all(), {dy, d_state},
-                                       std::nullopt, false, /*allow_unused=*/true);
+  // Without a token y depends on nothing, and without a state to start from nor does the last one.
+  std::vector<at::Tensor> variable, cotangents;
+  for (const auto& [output, d_output] : {std::pair(want.y, dy), {want.state, d_state}}) {
+    if (!output.requires_grad()) continue;
+    variable.push_back(output);
+    cotangents.push_back(d_output);
+  }
+  std::vector<at::Tensor> d_want(got_in.all().size());
+  if (!variable.empty()) {
+    d_want = torch::autograd::grad(variable, want_in.all(), cotangents, std::nullopt, false,
+                                   /*allow_unused=*/true);
+  }
   const auto d_got =
       torch::autograd::grad({got.y, got.state}, got_in.all(), {dy.to(type), d_state.to(type)});
   for (std::size_t i = 0; i < d_got.size(); ++i) {
