@@ -157,6 +157,7 @@ class Parser {
             "  hostapp eval MODEL --text FILE...\n"
             "  hostapp generate MODEL --prompt TEXT\n"
             "  hostapp inspect MODEL\n"
+            "  hostapp report RUN\n"
             "  hostapp select-layers --policy NAME --keep K --teacher DIR --text FILE... --out "
             "FILE\n"
             "  hostapp compare TEACHER STUDENT... --text FILE... [--out FILE]\n"
@@ -230,6 +231,7 @@ class Parser {
                 Command::eval);
     add_command(app_, "generate", "text from a teacher or student", "MODEL", Command::generate);
     add_command(app_, "inspect", "what a model folder holds", "MODEL", Command::inspect);
+    add_command(app_, "report", "a training run's curves as one HTML page", "RUN", Command::report);
     add_command(app_, "select-layers", "which layers keep their attention, as a file", "",
                 Command::select_layers);
     add_command(app_, "compare", "what students keep of their teacher", "TEACHER", Command::compare)
@@ -293,6 +295,7 @@ class Parser {
   const char* subject_name() const {
     if (line_.command == Command::plugins_info) return "NAME";
     if (line_.command == Command::compare) return "TEACHER folder";
+    if (line_.command == Command::report) return "RUN folder";
     return line_.command == Command::train ? "RECIPE file" : "MODEL folder";
   }
 

@@ -12,6 +12,7 @@ enum class Command {
   eval,
   generate,
   inspect,
+  report,
   select_layers,
   compare,
   plugins_list,
@@ -27,8 +28,8 @@ struct FlagValue {
 
 struct CommandLine {
   Command command = Command::convert;
-  // The MODEL of eval, generate and inspect, the RECIPE of train, the TEACHER of compare, the ID of
-  // plugins info.
+  // The MODEL of eval, generate and inspect, the RECIPE of train, the RUN of report, the TEACHER of
+  // compare, the ID of plugins info.
   std::string subject;
   std::vector<std::string> students;  // of compare
   std::vector<FlagValue> flags;

@@ -18,6 +18,7 @@
 #include "core/abi/host_services.h"
 #include "core/base/error.h"
 #include "core/loader/registry.h"
+#include "core/report/html_report.h"
 #include "core/student/torch_abi.h"
 #include "graft/version.h"
 
@@ -93,6 +94,10 @@ void run(const CommandLine& line) {
         break;
       case Command::inspect:
         run_inspect(line.subject, line.verbose > 0);
+        break;
+      case Command::report:
+        write_report(line.subject);
+        std::cout << "report: " << line.subject << "/report.html\n";
         break;
       case Command::select_layers:
         run_select_layers(config, *registry, console);

@@ -7,7 +7,8 @@ namespace graft {
 
 // The folder of a training run, held by one process at a time:
 //
-//   config.toml  run.json  metrics.jsonl  checkpoints/step-N/  student/
+//   config.toml  run.json  metrics.jsonl  samples.json  checkpoints/step-N/  student/
+//   report.html  events/
 class RunFolder {
  public:
   enum class Start { fresh, resume, replace };
@@ -24,6 +25,7 @@ class RunFolder {
   std::filesystem::path config() const { return folder_ / "config.toml"; }
   std::filesystem::path record() const { return folder_ / "run.json"; }
   std::filesystem::path metrics() const { return folder_ / "metrics.jsonl"; }
+  std::filesystem::path samples() const { return folder_ / "samples.json"; }
   std::filesystem::path checkpoints() const { return folder_ / "checkpoints"; }
   std::filesystem::path student() const { return folder_ / "student"; }
 

@@ -15,9 +15,11 @@
 #include "core/base/json.h"
 #include "core/base/suggest.h"
 #include "core/job/run_folder.h"
+#include "core/job/student_view.h"
 #include "core/job/train_plan.h"
 #include "core/job/train_texts.h"
 #include "core/loader/registry.h"
+#include "core/report/html_report.h"
 #include "core/student/student_io.h"
 #include "core/train/checkpoint_store.h"
 #include "core/train/init_run.h"
@@ -109,6 +111,7 @@ class TrainRun {
                                  " tokens, the model only " + std::to_string(config_.vocab_size));
     texts_ = load_train_texts(job_, tokenizer);
     if (texts_.held_out.size() < 2) texts_.held_out.clear();
+    view_.emplace(tokenizer, texts_.held_out, texts_.held_out_name);
     for (std::size_t i = 0; i < job_.stages.size(); ++i)
       if (job_.stages[i].steps > 0) sampler_for(i);  // is there enough text?
     before_weights_ = memory_now();
@@ -395,15 +398,23 @@ class TrainRun {
     set_compute(Compute::float32);
     const Perplexity result =
         perplexity(*student_, texts_.held_out, job_.eval, texts_.held_out_name);
+    const std::optional<Agreement> agreement = view_->agreement_with(Model(teacher_), *student_);
     set_compute(compute);
     last_perplexity_ = result.value();
     ordered_json line = line_of("eval", i);
     line["perplexity"] = last_perplexity_;
     line["scored"] = result.scored;
+    if (agreement) {
+      line["agreement"] = agreement->greedy;
+      line["next_token"] = agreement->forced;
+    }
     line["seconds"] = state_.seconds;
     MetricsLog(folder_->metrics()).append(line);
     say(label(i) + ", step " + std::to_string(state_.stage_step) + ": perplexity " +
-        figure(last_perplexity_));
+        figure(last_perplexity_) +
+        (agreement ? ", agreement with the teacher " + figure(agreement->greedy) + ", next token " +
+                         figure(agreement->forced)
+                   : ""));
     if (state_.stage_step == 0 || !(last_perplexity_ < state_.best)) return false;
     state_.best = last_perplexity_;
     state_.best_step = state_.step;
@@ -502,6 +513,8 @@ class TrainRun {
                    {"keep_attention", job_.keep_attention},
                    {"seed", std::to_string(job_.seed)},
                    {"tokens", std::to_string(state_.tokens)}});
+    if (const ordered_json samples = view_->samples(Model(teacher_), *student_); !samples.empty())
+      write_file_atomically(folder_->samples(), samples.dump(2) + "\n");
     result_.student = folder_->student();
     result_.steps = state_.step;
     result_.tokens = state_.tokens;
@@ -512,7 +525,9 @@ class TrainRun {
     record_["tokens"] = state_.tokens;
     record_["seconds"] = state_.seconds;
     record_["memory_peak"] = result_.memory_peak;
+    if (!texts_.held_out.empty()) record_["agreement_protocol"] = view_->protocol();
     write_file_atomically(folder_->record(), record_.dump(2) + "\n");
+    write_report(folder_->path());
     return std::move(result_);
   }
 
@@ -550,6 +565,7 @@ class TrainRun {
   std::optional<RunFolder> folder_;
   std::optional<CheckpointStore> store_;
   TrainTexts texts_;
+  std::optional<StudentView> view_;
   std::shared_ptr<Backbone> teacher_, student_backbone_;
   Model::Mixers mixers_;
   std::optional<Model> student_;

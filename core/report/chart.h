@@ -25,7 +25,7 @@ struct LineChart {
   std::string title, x_label, y_label;
   std::vector<Series> series;
   std::vector<Mark> marks{};  // vertical lines: where a stage begins
-  bool log_y = false;       // points at or below 0 are left out
+  bool log_y = false;         // points at or below 0 are left out
 };
 // "" when there is nothing to draw. Long series are thinned to their extremes, so that a spike is
 // still seen.

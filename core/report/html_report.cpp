@@ -257,7 +257,7 @@ void write_report(const std::filesystem::path& run) {
     fail(ErrorKind::input, quoted_path(run) +
                                " is no run's folder: it has no metrics.jsonl (hostapp "
                                "train --out DIR makes one)");
-  const RunMetrics metrics = read_metrics(log);
+  const RunMetrics metrics = read_metrics(run);
   const json made = std::filesystem::exists(record) ? read_json(record) : json();
   write_file_atomically(
       run / "report.html",

@@ -26,10 +26,12 @@ constexpr const char* kRun =
 {"kind":"step","stage":"align","stage_index":0,"step":2,"tokens":1024,"loss":0.25,"parts":{"mse":0.25},"layer_loss":{"0":0.2,"10":0.3},"lr":0.0005,"grad_norm":1.5,"tok_per_s":950}
 {"kind":"eval","stage":"align","stage_index":0,"step":2,"tokens":1024,"perplexity":61.5,"agreement":0.05,"next_token":0.61}
 {"kind":"gates","layers":{"0":{"half_life":[2,null],"write_gate":[0.1,0.2]},"10":{"half_life":[8,16],"write_gate":[0.3,0.4]}}}
-{"kind":"samples","samples":[{"prompt":"It is a <truth>","teacher":" universally & well","student":" \"known\""}]}
 {"kind":"step","stage":"distil","stage_index":1,"step":3,"tokens":2048,"loss":null,"parts":{"kl":1.5,"ce":null},"lr":0.0001,"grad_norm":null,"tok_per_s":100}
 {"kind":"news of a later version","stage_index":1,"step":3}
 )";
+
+constexpr const char* kSamples =
+    R"([{"prompt":"It is a <truth>","teacher":" universally & well","student":" \"known\""}])";
 
 class Report : public testing::Test {
  protected:
@@ -37,7 +39,8 @@ class Report : public testing::Test {
 
   fs::path write(const std::string& text) {
     write_file_atomically(folder_ / "metrics.jsonl", text);
-    return folder_ / "metrics.jsonl";
+    write_file_atomically(folder_ / "samples.json", std::string_view(kSamples));
+    return folder_.path();
   }
 };
 
@@ -67,6 +70,10 @@ TEST_F(Report, ABrokenLineIsNamed) {
                      AllOf(HasSubstr("metrics.jsonl"), HasSubstr("line 2")));
   EXPECT_GRAFT_ERROR(read_metrics(write("{\"kind\":\"step\",\"stage_index\":0}\n")),
                      ErrorKind::input, AllOf(HasSubstr("line 1"), HasSubstr("step")));
+  write("");
+  write_file_atomically(folder_ / "samples.json", std::string_view("[{\"prompt\":\"a\"}]"));
+  EXPECT_GRAFT_ERROR(read_metrics(folder_.path()), ErrorKind::input,
+                     AllOf(HasSubstr("samples.json"), HasSubstr("teacher")));
   EXPECT_GRAFT_ERROR(
       read_metrics(write("{\"kind\":\"step\",\"stage_index\":99999999,\"step\":1,\"tokens\":1}\n")),
       ErrorKind::input, HasSubstr("stage_index is 99999999"));
@@ -97,7 +104,7 @@ TEST_F(Report, IsWrittenIntoTheRunsFolder) {
   write_report(folder_.path());
   EXPECT_THAT(read_text(folder_ / "report.html"), HasSubstr("<th>seed</th>"));
   EXPECT_EQ(read_text(folder_ / "events/events.out.tfevents.0.graft"),
-            event_file(read_metrics(folder_ / "metrics.jsonl")));
+            event_file(read_metrics(folder_.path())));
 }
 
 TEST_F(Report, AFolderThatIsNoRunIsRefused) {

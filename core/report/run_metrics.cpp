@@ -64,18 +64,23 @@ void add(RunMetrics& metrics, const json& line) {
     for (const auto& [layer, values] : line.at("layers").items())
       metrics.gates[std::stoll(layer)] = {numbers(values, "half_life"),
                                           numbers(values, "write_gate")};
-  } else if (kind == "samples") {
-    metrics.samples.clear();
-    for (const json& sample : line.at("samples"))
-      metrics.samples.push_back({sample.at("prompt").get<std::string>(),
-                                 sample.at("teacher").get<std::string>(),
-                                 sample.at("student").get<std::string>()});
+  }
+}
+
+// What is wrong with a value of the right syntax, with its place before it.
+template <typename Work>
+void naming(const std::string& source, Work&& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    fail(ErrorKind::input, source + ": not what a run writes there: " + e.what());
   }
 }
 
 }  // namespace
 
-RunMetrics read_metrics(const std::filesystem::path& path) {
+RunMetrics read_metrics(const std::filesystem::path& folder) {
+  const auto path = folder / "metrics.jsonl", samples = folder / "samples.json";
   const std::string text = read_text(path);
   RunMetrics metrics;
   std::size_t number_of_line = 0;
@@ -85,12 +90,16 @@ RunMetrics read_metrics(const std::filesystem::path& path) {
     const std::string source = quoted_path(path) + ", line " + std::to_string(++number_of_line);
     const json line = parse_json(rest.substr(0, end), source);
     rest.remove_prefix(end + 1);
-    try {
-      add(metrics, line);
-    } catch (const std::exception& e) {
-      fail(ErrorKind::input, source + ": not a line of a run's metrics: " + e.what());
-    }
+    naming(source, [&] { add(metrics, line); });
   }
+  if (!std::filesystem::exists(samples)) return metrics;
+  const json list = read_json(samples);
+  naming(quoted_path(samples), [&] {
+    for (const json& sample : list)
+      metrics.samples.push_back({sample.at("prompt").get<std::string>(),
+                                 sample.at("teacher").get<std::string>(),
+                                 sample.at("student").get<std::string>()});
+  });
   return metrics;
 }
 

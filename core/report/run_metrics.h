@@ -37,12 +37,12 @@ struct RunMetrics {
   std::vector<Stage> stages;
   std::vector<Evaluation> evaluations;
   std::map<std::int64_t, Gates> gates;  // by layer, the last that were measured
-  std::vector<Sample> samples;          // likewise
+  std::vector<Sample> samples;
 };
 
-// Lines of a kind that is not known are passed over, and so is a last line without an end: the run
-// may be at work. Throws Error(input) naming file and line where one is no JSON object or a figure
-// is none.
-RunMetrics read_metrics(const std::filesystem::path& path);
+// FOLDER/metrics.jsonl and, if it is there, FOLDER/samples.json. Lines of a kind that is not known
+// are passed over, and so is a last line without an end: the run may be at work. Throws
+// Error(input) naming file and line where one is no JSON object or a figure is none.
+RunMetrics read_metrics(const std::filesystem::path& folder);
 
 }  // namespace graft
