@@ -34,7 +34,7 @@ bool holds_run(const fs::path& folder) {
 void remove_run(const fs::path& folder) {
   std::error_code error;
   for (const char* name : {"student", "checkpoints", "metrics.jsonl", "config.toml", "run.json",
-                           "report.html", "tensorboard"}) {
+                           "report.html", "events", "samples.json"}) {
     fs::remove_all(folder / name, error);
     if (error)
       refuse(folder, std::string("its ") + name + " cannot be removed: " + error.message());

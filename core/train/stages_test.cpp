@@ -281,7 +281,9 @@ TEST(Recompute, GivesTheSameGradients) {
     w.mutable_grad().reset();
     recompute(fn, recompute(fn, again)).square().sum().backward();
     EXPECT_TRUE(at::allclose(w.grad(), expected, 1e-6, 1e-6));
-    if (input_too) EXPECT_TRUE(at::allclose(again.grad(), plain.grad(), 1e-6, 1e-6));
+    if (input_too) {
+      EXPECT_TRUE(at::allclose(again.grad(), plain.grad(), 1e-6, 1e-6));
+    }
   }
 }
 
