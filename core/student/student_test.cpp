@@ -110,6 +110,22 @@ TEST_F(StudentTest, AFrozenParameterGetsNoGradient) {
     EXPECT_FALSE(mixer->parameters()[i].tensor.grad().defined()) << mixer->parameters()[i].name;
 }
 
+TEST_F(StudentTest, TapsAloneAreThoseOfTheWholeForward) {
+  at::NoGradGuard no_grad;
+  const auto mixer = make_mixer(plugins_.registry(), 0);
+  ASSERT_TRUE(mixer->plugin().component().has(GRAFT_CAP_TAPS_ONLY));
+  const at::Tensor x = at::randn({2, 9, 64});
+  const std::vector<std::string> names = {GRAFT_TAP_PRE_OUTPUT, GRAFT_TAP_HEAD_OUTPUT};
+  const MixerOutput whole = mixer->forward(x, {}, {}, names);
+  EXPECT_TRUE(whole.y.defined());
+  const std::vector<at::Tensor> both = mixer->taps(x, names), one = mixer->taps(x, {names[1]});
+  ASSERT_EQ(both.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(both[i], whole.taps[i])) << names[i];
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_TRUE(at::equal(one[0], whole.taps[1]));
+  EXPECT_GRAFT_ERROR(mixer->taps(x, {"head_outptu"}), ErrorKind::plugin, HasSubstr("head_output"));
+}
+
 struct DecodeCase {
   std::vector<std::int64_t> layers;
   std::int64_t prefill;
