@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -90,8 +91,8 @@ std::string comparison_table(const std::vector<ModelFigures>& models) {
               [&](const auto& m) { return m.bits_lost[i].bits_lost; });
   for (std::size_t i = 0; i < shape.needle.size(); ++i) {
     const NeedleFigure& needle = shape.needle[i];
-    const std::string where =
-        std::to_string(needle.length) + " tokens, depth " + format_figure(needle.depth);
+    const std::string where = std::to_string(needle.length) + " tokens, depth " +
+                              std::to_string(std::lround(100 * needle.depth)) + " %";
     lines.add("needle found, " + where, [&](const auto& m) { return m.needle[i].found; });
     lines.add("needle bits, " + where, [&](const auto& m) { return m.needle[i].bits; });
   }

@@ -13,10 +13,19 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+// The tiny teacher with a context long enough for its cache to grow.
+std::filesystem::path make_teacher(const std::filesystem::path& folder) {
+  make_tiny_teacher(folder);
+  auto config = read_json(folder / "config.json");
+  config["max_position_embeddings"] = 1024;
+  write_file_atomically(folder / "config.json", config.dump());
+  return folder;
+}
+
 class CompareTest : public testing::Test {
  protected:
   CompareTest()
-      : teacher_folder_(make_tiny_teacher(folder_ / "teacher")),
+      : teacher_folder_(make_teacher(folder_ / "teacher")),
         backbone_(std::make_shared<const Backbone>(Backbone::load(teacher_folder_))),
         teacher_(backbone_),
         tokenizer_(Tokenizer::from_file(teacher_folder_ / "tokenizer.json")),
@@ -27,7 +36,7 @@ class CompareTest : public testing::Test {
     options_.prompt_length = 8;
     options_.continuation = 6;
     options_.needle = {{200, 240}, {0, 0.5, 1}, 2};
-    options_.speed_contexts = {16, 100};
+    options_.speed_contexts = {16, 600};
     options_.speed_tokens = 3;
   }
 
@@ -105,12 +114,12 @@ TEST_F(CompareTest, TheStateOfALinearStudentDoesNotGrow) {
 
 TEST_F(CompareTest, MistakesAreNamed) {
   const auto refused = [&] { comparison(); };
-  options_.context = 257;
+  options_.context = 1025;
   EXPECT_GRAFT_ERROR(refused(), ErrorKind::usage,
-                     HasSubstr("eval.context: 257 tokens are more than the teacher's context of "
-                               "256"));
+                     HasSubstr("eval.context: 1025 tokens are more than the teacher's context of "
+                               "1024"));
   options_.context = 40;
-  options_.speed_contexts = {254};
+  options_.speed_contexts = {1022};
   EXPECT_GRAFT_ERROR(refused(), ErrorKind::usage, HasSubstr("speed.contexts"));
   options_.speed_contexts = {};
   options_.needle.lengths = {50};
@@ -140,7 +149,7 @@ TEST_F(CompareTest, JsonHoldsEveryFigure) {
   EXPECT_EQ(model.at("name"), "teacher");
   EXPECT_EQ(model.at("greedy_by_position").size(), 6u);
   EXPECT_EQ(model.at("needle").size(), 6u);
-  EXPECT_EQ(model.at("speed").at(1).at("context"), 100);
+  EXPECT_EQ(model.at("speed").at(1).at("context"), 600);
   EXPECT_EQ(json.at("protocol").at("text"), "t");
 }
 
@@ -176,7 +185,6 @@ TEST_F(CompareTest, NeedlesStandWhereTheyShould) {
   }
 }
 
-// A model that says what it is told to: its logits are those of the needle's own answer.
 TEST_F(CompareTest, AnUntrainedModelFindsNothing) {
   const auto cases = make_needles(tokenizer_, tokens_, options_.needle, 256);
   const NeedleFigure figure = find_needles(teacher_, cases.front());

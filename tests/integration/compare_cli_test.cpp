@@ -44,7 +44,7 @@ TEST_F(CompareTest, OneTableAndOneFile) {
             HasSubstr("perplexity"), HasSubstr("KL to the teacher"),
             HasSubstr("same next token, text"), HasSubstr("same greedy token 1 "),
             HasSubstr("same greedy token 4-5"), HasSubstr("bits lost, position 32-63"),
-            HasSubstr("needle found, 220 tokens, depth 1"),
+            HasSubstr("needle found, 220 tokens, depth 100 %"),
             HasSubstr("decode tokens/s behind 64 tokens"), HasSubstr("state MiB behind 16 tokens"),
             HasSubstr("4 consecutive windows of 64 tokens"), HasSubstr("written: compare.json")));
   const json file = json::parse(read_text(folder_ / "compare.json"));
@@ -64,12 +64,10 @@ TEST_F(CompareTest, OneTableAndOneFile) {
     ASSERT_EQ(student.at("speed").size(), 2u);
     for (const json& speed : student.at("speed"))
       EXPECT_GT(speed.at("decode_tokens_per_second").get<double>(), 0);
-    // A linear student's state does not grow with the context, the teacher's does.
-    const auto bytes = [](const json& model, std::size_t k) {
-      return model.at("speed").at(k).at("state_bytes").get<double>();
-    };
-    EXPECT_EQ(bytes(student, 0), bytes(student, 1));
-    EXPECT_GT(bytes(teacher, 1), bytes(teacher, 0));
+    // A linear student's state does not grow with the context.
+    const auto bytes = [&](std::size_t k) { return student.at("speed").at(k).at("state_bytes"); };
+    EXPECT_GT(bytes(0).get<double>(), 0);
+    EXPECT_EQ(bytes(0), bytes(1));
   }
 }
 
