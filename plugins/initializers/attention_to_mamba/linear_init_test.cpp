@@ -19,6 +19,16 @@ std::filesystem::path smollm2() {
   return std::filesystem::path(GRAFT_SOURCE_DIR) / "data/teacher/SmolLM2-135M-Instruct";
 }
 
+bool has_smollm2() { return std::filesystem::exists(smollm2() / "model.safetensors"); }
+
+// [windows, tokens] of the golden windows of a novel.
+at::Tensor persuasion(std::int64_t windows, std::int64_t tokens) {
+  const auto ids = read_json(std::filesystem::path(GRAFT_TEST_DATA) / "smollm2_persuasion.json")
+                       .at("ids")
+                       .get<std::vector<std::int64_t>>();
+  return at::tensor(ids, at::kLong).view({16, 512}).narrow(0, 0, windows).narrow(1, 0, tokens);
+}
+
 at::Tensor& parameter(TokenMixer& mixer, const std::string& name) {
   for (const MixerParameter& p : mixer.parameters()) {
     if (p.name == name) return const_cast<at::Tensor&>(p.tensor);
@@ -123,13 +133,9 @@ TEST_P(EveryFamily, FromAttentionDirectlyTheFeatureMapsAreIdentities) {
 INSTANTIATE_TEST_SUITE_P(All, EveryFamily, testing::Values("llama", "qwen2", "qwen3", "gpt_neox"));
 
 TEST_F(LinearInit, OnTheDemosTeacherHedgeMambaStartsAsItsHedgehog) {
-  if (!std::filesystem::exists(smollm2() / "model.safetensors"))
-    GTEST_SKIP() << smollm2() << " is not there; scripts/get_teacher.py makes it";
+  if (!has_smollm2()) GTEST_SKIP() << smollm2() << " is not there; scripts/get_teacher.py makes it";
   const Backbone teacher = Backbone::load(smollm2());
-  const auto ids = read_json(std::filesystem::path(GRAFT_TEST_DATA) / "smollm2_persuasion.json")
-                       .at("ids")
-                       .get<std::vector<std::int64_t>>();
-  at::Tensor h = teacher.embed(at::tensor(ids, at::kLong).view({16, 512}).narrow(0, 0, 1));
+  at::Tensor h = teacher.embed(persuasion(1, 512));
   for (const int layer : {0, 1}) {
     const at::Tensor x = teacher.block_input(layer, h);
     const auto hedgehog = trained_hedgehog(teacher, layer),
@@ -180,9 +186,7 @@ TEST_F(LinearInit, AMixerServesAnyInitializerAsASource) {
 
 // ---------------------------------------------------------------- projection_copy and taylor
 
-LayerSignals signals_of(const Backbone& teacher, std::int64_t layer) {
-  const at::Tensor ids =
-      at::randint(0, 256, {8, 32}, at::make_generator<at::CPUGeneratorImpl>(3), at::kLong);
+LayerSignals signals_of(const Backbone& teacher, std::int64_t layer, const at::Tensor& ids) {
   at::Tensor h = teacher.embed(ids);
   for (std::int64_t i = 0; i < layer; ++i)
     h = teacher.finish_block(i, h, teacher.attention(i, teacher.block_input(i, h)).y);
@@ -213,7 +217,9 @@ double block_error(TokenMixer& mixer, const LayerSignals& signals) {
 TEST_F(LinearInit, ProjectionCopyAndTaylorWorkOnBothMixers) {
   for (const char* family : {"llama", "qwen3", "gpt_neox"}) {
     const Backbone teacher = Backbone::load(make_tiny_teacher(folder_ / family, family));
-    const LayerSignals signals = signals_of(teacher, 1);
+    const LayerSignals signals = signals_of(
+        teacher, 1,
+        at::randint(0, 256, {8, 32}, at::make_generator<at::CPUGeneratorImpl>(3), at::kLong));
     for (const char* name : {"hedgehog", "hedgemamba"}) {
       const std::string what = std::string(family) + " " + name;
       const auto copied = mixer(teacher, 1, name), fitted = mixer(teacher, 1, name),
@@ -231,10 +237,25 @@ TEST_F(LinearInit, ProjectionCopyAndTaylorWorkOnBothMixers) {
             << what;
       }
       from_teacher("taylor", teacher, 1, *by_median, signals, {{"decay", std::string("median")}});
-      EXPECT_LT(block_error(*fitted, signals), 0.8 * block_error(*copied, signals)) << what;
-      EXPECT_LT(block_error(*fitted, signals), 0.9) << what << ": little better than silence";
-      EXPECT_LT(block_error(*by_median, signals), 0.9) << what;
+      // The attention of these random teachers is nearly even, so a copy is close already.
+      EXPECT_LT(block_error(*copied, signals), 0.1) << what;
+      EXPECT_LT(block_error(*fitted, signals), 0.1) << what;
+      EXPECT_LT(block_error(*by_median, signals), 0.12) << what;
     }
+  }
+}
+
+TEST_F(LinearInit, OnTheDemosTeacherTaylorIsCloserThanACopy) {
+  if (!has_smollm2()) GTEST_SKIP() << smollm2() << " is not there; scripts/get_teacher.py makes it";
+  const Backbone teacher = Backbone::load(smollm2());
+  const LayerSignals signals = signals_of(teacher, 1, persuasion(16, 192));
+  for (const char* name : {"hedgehog", "hedgemamba"}) {
+    const auto copied = mixer(teacher, 1, name), fitted = mixer(teacher, 1, name);
+    from_teacher("projection_copy", teacher, 1, *copied);
+    from_teacher("taylor", teacher, 1, *fitted, signals);
+    const double copy = block_error(*copied, signals), taylor = block_error(*fitted, signals);
+    EXPECT_LT(taylor, 0.5 * copy) << name;
+    std::printf("%s: copy %.3g, taylor %.3g\n", name, copy, taylor);
   }
 }
 
