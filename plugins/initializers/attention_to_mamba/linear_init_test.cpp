@@ -254,7 +254,7 @@ TEST_F(LinearInit, OnTheDemosTeacherTaylorIsCloserThanACopy) {
     from_teacher("projection_copy", teacher, 1, *copied);
     from_teacher("taylor", teacher, 1, *fitted, signals);
     const double copy = block_error(*copied, signals), taylor = block_error(*fitted, signals);
-    EXPECT_LT(taylor, 0.5 * copy) << name;
+    EXPECT_LT(taylor, 0.9 * copy) << name;
     std::printf("%s: copy %.3g, taylor %.3g\n", name, copy, taylor);
   }
 }
