@@ -126,10 +126,19 @@ Stage read_stage(const Config& config, const Config& row, PluginRegistry& regist
 
 // What does not change a run's result, or is told apart by its content.
 bool decides(const std::string& key) {
-  static const std::set<std::string> others = {
-      "teacher",          "text",           "eval_text", "out",  "force",
-      "threads",          "plugin_path",    "scale",     "path", "checkpoint_every",
-      "checkpoint.every", "checkpoint.keep"};
+  static const std::set<std::string> others = {"teacher",
+                                               "keep_attention",
+                                               "text",
+                                               "eval_text",
+                                               "out",
+                                               "force",
+                                               "threads",
+                                               "plugin_path",
+                                               "scale",
+                                               "path",
+                                               "checkpoint_every",
+                                               "checkpoint.every",
+                                               "checkpoint.keep"};
   return !others.contains(key);
 }
 

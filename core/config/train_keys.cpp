@@ -32,7 +32,8 @@ std::vector<Key> run_keys() {
   return {
       {.name = "keep_attention",
        .default_value = "none",
-       .doc = "layers that keep their attention: none, uniform:K or 0,4,8-11",
+       .doc = "layers that keep their attention: none, uniform:K, 0,4,8-11 or the FILE.json of "
+              "select-layers",
        .synonyms = {"keep", "attention_layers"},
        .placeholder = "LAYERS"},
       {.name = "scale",

@@ -44,7 +44,7 @@ double seconds_since(Clock::time_point start) {
 // 12345678 as "12,345,678".
 std::string grouped(std::int64_t value) {
   std::string text = std::to_string(value);
-  for (std::size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, ",");
+  for (std::size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, 1, ',');
   return text;
 }
 
@@ -119,6 +119,7 @@ class TrainRun {
     teacher_ = std::make_shared<Backbone>(Backbone::load(job_.teacher));
     load_student_backbone();
     fingerprint_ = {{"recipe", job_.recipe},
+                    {"layers", {{"converted", json(plan_.layers).dump()}}},
                     {"text", texts_.hashes},
                     {"teacher", teacher_hashes()},
                     {"plugin", plan_.plugins}};

@@ -177,6 +177,7 @@ TEST_F(TrainerTest, StepsOfEveryLossLowerIt) {
 class ModelTrainerTest : public TrainerTest {
  protected:
   ModelTrainerTest() {
+    stage_.scope = StageScope::model;
     stage_.objectives = {{{"kl", {}}, 1}, {{"cross_entropy", {}}, 0.3}};
     for (int i = 0; i < 4; ++i) texts_.push_back(tokens_of(i, i == 2 ? 9 : 21));
   }
