@@ -297,7 +297,7 @@ std::vector<Key> comparison_keys() {
        .min = 1,
        .max = 1e6},
       {.name = "speed.contexts",
-       .default_value = std::vector<std::int64_t>{128, 512, 2048},
+       .default_value = std::vector<std::int64_t>{128, 512, 1024},
        .doc = "tokens in front of those whose decoding is timed; [] = none",
        .min = 1,
        .max = 1 << 20},

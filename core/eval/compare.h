@@ -19,7 +19,7 @@ struct CompareOptions {
   std::int64_t windows = 16;   // the first this many of the text; 0 = all of it
   std::int64_t prompts = 16, prompt_length = 48, continuation = 32;  // 0 prompts: none
   NeedleOptions needle;                                              // no lengths: none
-  std::vector<std::int64_t> speed_contexts{128, 512, 2048};          // empty: none
+  std::vector<std::int64_t> speed_contexts{128, 512, 1024};          // empty: none
   std::int64_t speed_tokens = 32;                                    // decoded behind each
 };
 

@@ -109,7 +109,9 @@ TEST_F(CompareTest, BadModelsAndTextsAreNamed) {
                  HasSubstr("none.txt"));
   write_file_atomically(folder_ / "short.txt", "Too short.");
   expect_refused(
-      compare("teacher teacher", {"--text", "short.txt"}), ErrorKind::input,
+      words("compare teacher teacher --text short.txt --eval.context 64 --needle.lengths [] "
+            "--speed.contexts []"),
+      ErrorKind::input,
       AllOf(HasSubstr("short.txt"), HasSubstr("has 10 tokens"), HasSubstr("eval.context")));
 }
 
