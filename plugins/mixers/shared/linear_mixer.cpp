@@ -154,26 +154,6 @@ struct StateList {
   }
 };
 
-[[noreturn]] void impossible(std::string_view what, const std::string& why) {
-  throw Status(GRAFT_UNIMPLEMENTED, cat("natural:", what), why);
-}
-
-void check_range(std::string_view what, std::span<const double> values, double low, double high) {
-  for (const double value : values) {
-    if (value >= low && value <= high) continue;
-    throw Status(GRAFT_OUT_OF_RANGE, cat("natural:", what),
-                 cat("expected a value from ", low, " to ", high, ", got ", value));
-  }
-}
-
-bool all_are(std::span<const double> values, double wanted) {
-  return std::all_of(values.begin(), values.end(), [&](double v) { return v == wanted; });
-}
-
-void fill(sdk::NaturalParams& params, std::string_view name, double value) {
-  std::ranges::fill(params.write(name), static_cast<float>(value));
-}
-
 void read_sizes(const sdk::LayerInfo& layer, const sdk::Config& config, LinearBlockOptions& o) {
   o.model_dim = layer.model_dim;
   o.heads = layer.n_heads;
@@ -349,20 +329,12 @@ void LinearMixer::set_output_gate(std::span<const double> values,
   }
   check_range(GRAFT_NATURAL_OUTPUT_GATE, values, kSiluMinimum, 1e4);
   fill(params, "g_proj.weight", 0);
-  const auto raw = params.write("g_proj.bias");
-  const auto width = static_cast<std::size_t>(options_.head_dim);
-  for (std::size_t h = 0; h < values.size(); ++h) {
-    const auto value = static_cast<float>(silu_inverse(values[h]));
-    std::fill_n(raw.begin() + static_cast<std::ptrdiff_t>(h * width), width, value);
-  }
+  set_silu_bias(params, "g_proj.bias", values, options_.head_dim);
 }
 
 void LinearMixer::set_natural(std::string_view what, std::span<const double> values,
                               sdk::NaturalParams& params) {
-  if (values.size() != static_cast<std::size_t>(options_.heads)) {
-    throw Status(GRAFT_INVALID_ARGUMENT, cat("natural:", what),
-                 cat("expected ", options_.heads, " values, one a head, got ", values.size()));
-  }
+  check_head_count(what, values, options_.heads);
   if (what == GRAFT_NATURAL_HALF_LIFE) {
     set_half_life(values, params);
   } else if (what == GRAFT_NATURAL_WRITE_GATE) {
