@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/abi/full_copy.h"
+#include "core/abi/library.h"
 #include "core/abi/plugin_call.h"
 #include "core/abi/strict.h"
 #include "core/base/error.h"
@@ -252,8 +253,9 @@ Instance::~Instance() = default;
 // ---------------------------------------------------------------- mixer
 
 Mixer::Mixer(std::shared_ptr<const PluginLibrary> library, const Component& component,
-             ResolvedOptions options, graft_mixer* handle)
+             ResolvedOptions options, OwnedLayerInfo layer, graft_mixer* handle)
     : Instance(std::move(library), component, std::move(options)),
+      layer_(std::move(layer)),
       handle_(handle),
       table_(usable_table<graft_mixer_vtbl>(handle, component)) {
   try {
@@ -265,6 +267,10 @@ Mixer::Mixer(std::shared_ptr<const PluginLibrary> library, const Component& comp
 }
 
 Mixer::~Mixer() { table_.destroy(handle_); }
+
+std::unique_ptr<Mixer> Mixer::another() const {
+  return library_->create_mixer(component(), layer_.c_info(), options().values());
+}
 
 void Mixer::read_param_specs() {
   const std::string label = component().label();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/abi/options.h"
+#include "core/abi/owned_layer_info.h"
 #include "graft/graft.h"
 
 namespace graft {
@@ -71,8 +72,11 @@ class Mixer : public Instance {
  public:
   // Made by PluginLibrary. Takes the handle over, checks its table and reads the parameter specs.
   Mixer(std::shared_ptr<const PluginLibrary> library, const Component& component,
-        ResolvedOptions options, graft_mixer* handle);
+        ResolvedOptions options, OwnedLayerInfo layer, graft_mixer* handle);
   ~Mixer();
+
+  // A second instance of the same component, options and layer, for another thread.
+  std::unique_ptr<Mixer> another() const;
 
   // Full-size copies with no NULL string, in the plugin's order; they live as long as the mixer.
   const std::vector<const graft_param_spec*>& param_specs() const { return spec_pointers_; }
@@ -103,6 +107,7 @@ class Mixer : public Instance {
  private:
   void read_param_specs();
 
+  OwnedLayerInfo layer_;
   graft_mixer* handle_;
   graft_mixer_vtbl table_;
   std::deque<graft_param_spec> specs_;

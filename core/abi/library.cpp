@@ -161,14 +161,14 @@ std::unique_ptr<Mixer> PluginLibrary::create_mixer(
     const Component& component, const graft_layer_info& layer,
     const std::map<std::string, OptionValue>& options) const {
   ResolvedOptions resolved(component.schema, options, component.label());
-  graft_layer_info info = full_copy(&layer);
-  info.rope_scaling = text_or_empty(info.rope_scaling);
-  info.family = text_or_empty(info.family);
+  OwnedLayerInfo owned(layer);
+  const graft_layer_info info = owned.c_info();
   graft_mixer* handle = nullptr;
   call_plugin(component.label() + ", create", [&](graft_error* error) {
     return mixers_.create(component.id.c_str(), &info, resolved.c_config(), &handle, error);
   });
-  return std::make_unique<Mixer>(shared_from_this(), component, std::move(resolved), handle);
+  return std::make_unique<Mixer>(shared_from_this(), component, std::move(resolved),
+                                 std::move(owned), handle);
 }
 
 std::unique_ptr<Initializer> PluginLibrary::create_initializer(

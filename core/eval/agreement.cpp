@@ -36,23 +36,28 @@ TeacherContinuations continue_greedily(const Model& teacher, const at::Tensor& p
 
 Agreement agreement(const Model& student, const TeacherContinuations& teacher) {
   c10::InferenceMode inference;
-  const std::int64_t tokens = teacher.continuations.size(1), length = teacher.prompts.size(1);
+  const std::int64_t tokens = teacher.continuations.size(1);
   Agreement result;
   if (tokens == 0 || teacher.prompts.size(0) == 0) return result;
-  result.greedy = greedy(student, teacher.prompts, tokens)
-                      .eq(teacher.continuations)
-                      .to(at::kDouble)
-                      .mean()
-                      .item<double>();
+  // Both read the prompts first.
+  Decoder free(student, teacher.prompts.size(0));
+  const at::Tensor first = free.feed(teacher.prompts);
+  Decoder forced = free.fork();
+  result.greedy =
+      greedy(free, first, tokens).eq(teacher.continuations).to(at::kDouble).mean().item<double>();
 
-  // The teacher's continuation but its last token, so that each of its tokens is predicted once.
-  const at::Tensor ids =
-      at::cat({teacher.prompts, teacher.continuations.narrow(1, 0, tokens - 1)}, 1);
-  const at::Tensor rows = student.hidden(ids).narrow(1, length - 1, tokens);
-  double equal = 0;
-  for (std::int64_t i = 0; i < rows.size(0); ++i)
-    equal += student.logits(rows[i]).argmax(-1).eq(teacher.continuations[i]).sum().item<double>();
-  result.forced = equal / static_cast<double>(rows.size(0) * tokens);
+  const at::Tensor& said = teacher.continuations;
+  double equal = first.argmax(-1).eq(said.select(1, 0)).sum().item<double>();
+  if (tokens > 1) {
+    const at::Tensor rows = forced.feed_rows(said.narrow(1, 0, tokens - 1));
+    for (std::int64_t i = 0; i < rows.size(0); ++i)
+      equal += student.logits(rows[i])
+                   .argmax(-1)
+                   .eq(said[i].narrow(0, 1, tokens - 1))
+                   .sum()
+                   .item<double>();
+  }
+  result.forced = equal / static_cast<double>(said.size(0) * tokens);
   return result;
 }
 

@@ -1,3 +1,5 @@
+#include <ATen/Parallel.h>
+
 #include <cmath>
 
 #include "core/eval/agreement.h"
@@ -73,6 +75,26 @@ TEST(Perplexity, TokensAreWeightedNotWindowsAveraged) {
   EXPECT_EQ(whole.scored, 31 + 7);
   EXPECT_NEAR(whole.nll, first.nll + second.nll, 1e-3);
   EXPECT_NE(whole.value(), (first.value() + second.value()) / 2);
+}
+
+TEST(Perplexity, ThreadsShareTheWindows) {
+  TempFolder folder;
+  const Model model = golden_model(folder / "m");
+  const auto tokens = some_tokens(32 * 11 + 5);  // two batches of four windows, three, a short one
+  const int before = at::get_num_threads();
+  std::vector<Perplexity> results;
+  for (const int threads : {1, 2, 2, 3}) {
+    at::set_num_threads(threads);
+    results.push_back(perplexity(model, tokens, {32, 0, 0, false}, "text"));
+  }
+  at::set_num_threads(before);
+  EXPECT_EQ(results[1].nll, results[2].nll) << "who took which windows must not matter";
+  for (const Perplexity& result : results) {
+    EXPECT_NEAR(result.nll, results[0].nll, 1e-5 * results[0].nll);
+    EXPECT_EQ(result.scored, 11 * 31 + 4);
+    EXPECT_EQ(result.read, 32 * 11 + 5);
+    EXPECT_EQ(result.windows, 12);
+  }
 }
 
 TEST(Perplexity, EqualsTheReferenceLoss) {

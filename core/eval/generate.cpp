@@ -94,14 +94,18 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
 
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens) {
   c10::InferenceMode inference;
+  if (tokens == 0) return at::empty({prompts.size(0), 0}, at::kLong);
   Decoder decoder(model, prompts.size(0));
-  std::vector<at::Tensor> out;
-  at::Tensor next = prompts;
-  for (std::int64_t i = 0; i < tokens; ++i) {
-    next = decoder.feed(next).argmax(-1, /*keepdim=*/true);
-    out.push_back(next);
-  }
-  return out.empty() ? at::empty({prompts.size(0), 0}, at::kLong) : at::cat(out, 1);
+  const at::Tensor logits = decoder.feed(prompts);
+  return greedy(decoder, logits, tokens);
+}
+
+at::Tensor greedy(Decoder& decoder, const at::Tensor& logits, std::int64_t tokens) {
+  c10::InferenceMode inference;
+  std::vector<at::Tensor> out{logits.argmax(-1, /*keepdim=*/true)};
+  while (static_cast<std::int64_t>(out.size()) < tokens)
+    out.push_back(decoder.feed(out.back()).argmax(-1, /*keepdim=*/true));
+  return at::cat(out, 1);
 }
 
 }  // namespace graft

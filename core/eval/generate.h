@@ -47,5 +47,7 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
 // Greedy continuations of equally long prompts ids [B,P] i64, as one batch: [B,tokens] i64. Stop
 // tokens do not stop.
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens);
+// The same from where a decoder stands, given its last logits [B,V]; at least one token.
+at::Tensor greedy(Decoder& decoder, const at::Tensor& logits, std::int64_t tokens);
 
 }  // namespace graft

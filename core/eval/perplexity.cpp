@@ -6,17 +6,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "core/teacher/lanes.h"
 
 namespace graft {
 namespace {
 
 // Rows of logits held at once: V is large (49k to 152k), so 256 rows of float32 are 50 to 156 MB.
 constexpr std::int64_t kRowsAtOnce = 256;
-constexpr std::int64_t kWindowsAtOnce = 4;
+constexpr std::size_t kWindowsAtOnce = 4;
 
 struct Window {
   std::int64_t start, end;    // tokens of the text
@@ -39,6 +41,21 @@ std::vector<Window> make_windows(std::int64_t tokens, const PerplexityOptions& o
     if (end == tokens) break;
   }
   return windows;
+}
+
+// Windows of one length make a batch: the last may be shorter than the others.
+std::vector<std::span<const Window>> make_batches(std::span<const Window> windows) {
+  std::vector<std::span<const Window>> batches;
+  const auto length = [](const Window& window) { return window.end - window.start; };
+  while (!windows.empty()) {
+    std::size_t count = 1;
+    while (count < windows.size() && count < kWindowsAtOnce &&
+           length(windows[count]) == length(windows[0]))
+      ++count;
+    batches.push_back(windows.first(count));
+    windows = windows.subspan(count);
+  }
+  return batches;
 }
 
 // Sum of -log p over the scored tokens of equally long windows, run as one batch.
@@ -101,23 +118,24 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens,
   if (windows.empty())
     fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(tokens.size()) +
                                " tokens: not one can be scored; a prediction needs at least 2");
-  Perplexity result;
-  for (std::size_t i = 0; i < windows.size();) {
+  const auto batches = make_batches(windows);
+  const auto count = static_cast<std::int64_t>(batches.size());
+  std::vector<Model> replicas;  // of the lanes but the first
+  for (std::int64_t lane = 1; lane < lanes(count); ++lane) replicas.push_back(model.replica());
+  std::vector<double> nll(batches.size());  // summed in order, whoever is done first
+  in_lanes(count, [&](std::int64_t i, std::int64_t lane) {
     if (should_stop && should_stop())
       fail(ErrorKind::interrupted, "interrupted while evaluating " + quoted(what));
-    const std::int64_t length = windows[i].end - windows[i].start;
-    std::size_t count = 1;  // only windows of one length make a batch: the last may be short
-    while (i + count < windows.size() && count < kWindowsAtOnce &&
-           windows[i + count].end - windows[i + count].start == length)
-      ++count;
-    const std::span<const Window> batch(windows.data() + i, count);
-    result.nll += negative_log_likelihood(model, tokens, batch, options);
-    for (const Window& window : batch) {
-      result.scored += window.end - window.first_scored;
-      result.read += length + (options.bos ? 1 : 0);
-      ++result.windows;
-    }
-    i += count;
+    const Model& own = lane == 0 ? model : replicas[static_cast<std::size_t>(lane - 1)];
+    const auto at = static_cast<std::size_t>(i);
+    nll[at] = negative_log_likelihood(own, tokens, batches[at], options);
+  });
+  Perplexity result;
+  result.nll = std::accumulate(nll.begin(), nll.end(), 0.0);
+  result.windows = static_cast<std::int64_t>(windows.size());
+  for (const Window& window : windows) {
+    result.scored += window.end - window.first_scored;
+    result.read += window.end - window.start + (options.bos ? 1 : 0);
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

@@ -27,6 +27,12 @@ Model::Model(std::shared_ptr<const Backbone> backbone, Mixers mixers)
            "layer " + std::to_string(layer) + " has neither attention nor a mixer");
 }
 
+Model Model::replica() const {
+  Mixers mixers;
+  for (const auto& [layer, mixer] : mixers_) mixers[layer] = mixer->replica();
+  return Model(backbone_, std::move(mixers));
+}
+
 at::Tensor Model::hidden(const at::Tensor& ids, const at::Tensor& pad_mask) const {
   AttentionCall call;
   if (pad_mask.defined()) {
@@ -74,6 +80,25 @@ at::Tensor Decoder::positions_for(const at::Tensor& ids, const at::Tensor& pad_m
 
 at::Tensor Decoder::feed(const at::Tensor& ids, const at::Tensor& pad_mask) {
   at::NoGradGuard no_grad;
+  const Backbone& backbone = model_.backbone();
+  return backbone.logits(backbone.final_norm(run(ids, pad_mask).select(1, -1)));
+}
+
+at::Tensor Decoder::feed_rows(const at::Tensor& ids, const at::Tensor& pad_mask) {
+  at::NoGradGuard no_grad;
+  return model_.backbone().final_norm(run(ids, pad_mask));
+}
+
+Decoder Decoder::fork() const {
+  Decoder copy = *this;
+  copy.cache_ = cache_.clone();
+  for (auto& [layer, state] : copy.states_)
+    for (at::Tensor& tensor : state) tensor = tensor.clone();
+  return copy;
+}
+
+// The residual stream behind the last layer.
+at::Tensor Decoder::run(const at::Tensor& ids, const at::Tensor& pad_mask) {
   if (ids.dim() != 2 || ids.size(0) != batch_ || ids.size(1) == 0)
     fail(ErrorKind::usage, "a decoder for " + std::to_string(batch_) +
                                " sequences was fed ids that are not [" + std::to_string(batch_) +
@@ -93,7 +118,7 @@ at::Tensor Decoder::feed(const at::Tensor& ids, const at::Tensor& pad_mask) {
                              : backbone.attention(layer, x, call).y;
     h = backbone.finish_block(layer, h, y);
   }
-  return backbone.logits(backbone.final_norm(h.select(1, -1)));
+  return h;
 }
 
 std::uint64_t Decoder::bytes() const {

@@ -20,6 +20,9 @@ class Model {
   using Mixers = std::map<std::int64_t, std::shared_ptr<TokenMixer>>;
   explicit Model(std::shared_ptr<const Backbone> backbone, Mixers mixers = {});
 
+  // The same weights for a second thread.
+  Model replica() const;
+
   const Backbone& backbone() const { return *backbone_; }
   const ModelConfig& config() const { return backbone_->config(); }
   const Mixers& mixers() const { return mixers_; }
@@ -46,6 +49,11 @@ class Decoder {
   // left and pad_mask [B,T] u8 says which tokens are real. Returns the logits of the last position
   // [B,V].
   at::Tensor feed(const at::Tensor& ids, const at::Tensor& pad_mask = {});
+  // The same, but returns the rows before the output projection for every token, [B,T,D].
+  at::Tensor feed_rows(const at::Tensor& ids, const at::Tensor& pad_mask = {});
+
+  // A decoder that goes its own way from here.
+  Decoder fork() const;
 
   // Tokens fed so far, pads included.
   std::int64_t length() const { return length_; }
@@ -53,6 +61,7 @@ class Decoder {
   std::uint64_t bytes() const;
 
  private:
+  at::Tensor run(const at::Tensor& ids, const at::Tensor& pad_mask);
   at::Tensor positions_for(const at::Tensor& ids, const at::Tensor& pad_mask);
 
   const Model& model_;

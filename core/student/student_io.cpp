@@ -112,15 +112,6 @@ void copy_teacher_files(const fs::path& from, const fs::path& to) {
     if (fs::exists(from / name)) write_file_atomically(to / name, read_text(from / name));
 }
 
-// The "graft" section of a student's config.json, checked.
-struct StudentSection {
-  std::set<std::int64_t> layers;
-  std::string mixer_id;
-  std::int64_t param_schema = 0;
-  std::string version;
-  std::map<std::string, OptionValue> options;
-};
-
 StudentSection read_section(const json& config, const std::string& file, std::int64_t n_layers) {
   const auto bad = [&](const std::string& what) {
     fail(ErrorKind::input, file + ": graft." + what);
@@ -176,6 +167,15 @@ bool is_student(const fs::path& folder) {
   if (!fs::is_regular_file(file)) return false;
   const json config = json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
   return config.is_object() && config.contains(kKey);
+}
+
+StudentSection read_student_section(const fs::path& folder) {
+  const ModelConfig config = load_model_config(folder);
+  const fs::path file = folder / "config.json";
+  if (!config.raw.contains(kKey))
+    fail(ErrorKind::input, quoted(folder.string()) + " is no student: " + file.string() +
+                               " has no section " + quoted(kKey));
+  return read_section(config.raw, file.string(), config.n_layers);
 }
 
 void write_student(const fs::path& folder, bool replace, const Model& student,

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 
 #include "core/student/model.h"
@@ -24,6 +25,17 @@ class PluginRegistry;
 
 // Is the folder's config.json that of a student?
 bool is_student(const std::filesystem::path& folder);
+
+// What a student's config.json says of its mixers.
+struct StudentSection {
+  std::set<std::int64_t> layers;  // converted ones
+  std::string mixer_id;
+  std::int64_t param_schema = 0;
+  std::string version;  // of the plugin that wrote it
+  std::map<std::string, OptionValue> options;
+};
+// Throws Error(input) when the folder is no student or the section is not as written.
+StudentSection read_student_section(const std::filesystem::path& folder);
 
 // Writes the student to `folder` (made if missing, empty otherwise unless `replace`), all or
 // nothing. `provenance`: teacher, initializer, objective, seed ...: free text by key, stored in

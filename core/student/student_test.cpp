@@ -1,7 +1,11 @@
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
 
 #include "core/student/student_io.h"
 #include "core/student/testing.h"
+#include "core/teacher/lanes.h"
 
 namespace graft {
 namespace {
@@ -50,6 +54,31 @@ TEST_F(StudentTest, ParametersStartAsTheirSpecsSayAndFromTheSeedAlone) {
     differs = differs || !at::equal(a->parameters()[i].tensor, c->parameters()[i].tensor);
   }
   EXPECT_TRUE(differs) << "another seed gave the same parameters";
+}
+
+TEST_F(StudentTest, ReplicasRunSideBySideOnTheSameWeights) {
+  c10::InferenceMode inference;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  const Model model = student({0, 1}, {{"write_gate_bias", true}, {"short_conv", std::int64_t{2}}});
+  const Model replica = model.replica();
+  const auto run = [&](std::vector<at::Tensor>& out) {
+    in_lanes(8, [&](std::int64_t i, std::int64_t lane) {
+      out[static_cast<std::size_t>(i)] =
+          (lane == 0 ? model : replica).hidden(some_ids(2, 70, static_cast<std::uint64_t>(i)));
+    });
+  };
+  std::vector<at::Tensor> once(8), again(8);
+  run(once);
+  for (std::size_t i = 0; i < once.size(); ++i)
+    EXPECT_TRUE(at::equal(once[i], replica.hidden(some_ids(2, 70, i)))) << i;
+  model.mixers().at(1)->parameters().at(0).tensor.mul_(2);
+  run(again);
+  for (std::size_t i = 0; i < once.size(); ++i) {
+    EXPECT_FALSE(at::equal(once[i], again[i])) << i;
+    EXPECT_TRUE(at::equal(again[i], model.hidden(some_ids(2, 70, i)))) << i;
+  }
+  at::set_num_threads(threads);
 }
 
 TEST_F(StudentTest, UnknownTapAndParameterAreNamedWithTheKnown) {
@@ -181,6 +210,23 @@ TEST_F(StudentTest, LeftPaddedRowsDecodeAsIfAlone) {
   Decoder padded(model, 1);
   EXPECT_TRUE(at::allclose(padded.feed(batch.narrow(0, 1, 1), mask.narrow(0, 1, 1))[0],
                            Decoder(model, 1).feed(b)[0], 1e-4, 1e-4));
+}
+
+// Keys, values and states: what one of them reads behind the fork is not seen by the other.
+TEST_F(StudentTest, AForkedDecoderGoesItsOwnWay) {
+  const Model model = student({1}, {{"short_conv", std::int64_t{4}}});
+  const at::Tensor prompt = some_ids(2, 9, 1), one = some_ids(2, 5, 2), other = some_ids(2, 5, 3);
+  const auto whole = [&](const at::Tensor& rest) {
+    return model.hidden(at::cat({prompt, rest}, 1)).narrow(1, 9, 5);
+  };
+  Decoder decoder(model, 2);
+  decoder.feed(prompt);
+  Decoder fork = decoder.fork();
+  std::vector<at::Tensor> rows;
+  for (std::int64_t t = 0; t < 5; ++t) rows.push_back(decoder.feed_rows(one.narrow(1, t, 1)));
+  EXPECT_TRUE(at::allclose(at::cat(rows, 1), whole(one), 1e-4, 1e-4));
+  EXPECT_TRUE(at::allclose(fork.feed_rows(other), whole(other), 1e-4, 1e-4));
+  EXPECT_EQ(decoder.length(), 14);
 }
 
 TEST_F(StudentTest, AStateDoesNotGrowAndAnEmptyPromptIsRefused) {

@@ -23,7 +23,7 @@ std::uint64_t mix_seed(std::uint64_t seed, const std::string& name) {
 std::string shape_text(at::IntArrayRef shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i)
-    text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
+    text.append(i == 0 ? "" : ",").append(std::to_string(shape[i]));
   return text + "]";
 }
 
@@ -82,6 +82,15 @@ std::shared_ptr<TokenMixer> TokenMixer::clone() const {
   copy->parameters_ = parameters_;
   for (MixerParameter& parameter : copy->parameters_)
     parameter.tensor = parameter.tensor.detach().clone();
+  return copy;
+}
+
+std::shared_ptr<TokenMixer> TokenMixer::replica() const {
+  std::shared_ptr<TokenMixer> copy(new TokenMixer);
+  copy->plugin_ = plugin_->another();
+  copy->parameters_ = parameters_;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    copy->parameters_[i].spec = copy->plugin_->param_specs()[i];
   return copy;
 }
 

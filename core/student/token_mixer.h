@@ -39,6 +39,8 @@ class TokenMixer {
 
   // Own parameters, the same plugin instance.
   std::shared_ptr<TokenMixer> clone() const;
+  // The same parameters, a plugin instance of its own: for a second thread.
+  std::shared_ptr<TokenMixer> replica() const;
 
   Mixer& plugin() const { return *plugin_; }
   const std::vector<MixerParameter>& parameters() const { return parameters_; }

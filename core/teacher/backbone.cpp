@@ -1,6 +1,6 @@
 #include "core/teacher/backbone.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
@@ -357,7 +357,7 @@ struct Backbone::Impl {
 
   at::Tensor apply(const Linear& linear, const at::Tensor& x) const;
   at::Tensor apply(const Norm& norm, const at::Tensor& x) const;
-  at::Tensor mlp(const Layer& layer, const at::Tensor& x) const;
+  at::Tensor mlp_inner(const Layer& layer, const at::Tensor& h, const at::Tensor& stream) const;
   struct Heads {
     at::Tensor q, k, v;  // [B,T,H or H_kv,d]
   };
@@ -438,13 +438,15 @@ at::Tensor Backbone::Impl::apply(const Norm& norm, const at::Tensor& x) const {
   return x * at::rsqrt(mean_square + config.norm_eps) * weight;
 }
 
-at::Tensor Backbone::Impl::mlp(const Layer& layer, const at::Tensor& x) const {
+// `stream` is h with the attention block's output.
+at::Tensor Backbone::Impl::mlp_inner(const Layer& layer, const at::Tensor& h,
+                                     const at::Tensor& stream) const {
+  const at::Tensor x = apply(layer.mlp_norm, config.parallel_residual ? h : stream);
   const auto activate = [&](const at::Tensor& u) {
     return config.activation == Activation::silu ? at::silu(u) : at::gelu(u);
   };
-  const at::Tensor inner = layer.gate.weight ? activate(apply(layer.gate, x)) * apply(layer.up, x)
-                                             : activate(apply(layer.up, x));
-  return apply(layer.down, inner).to(at::kFloat);
+  return layer.gate.weight ? activate(apply(layer.gate, x)) * apply(layer.up, x)
+                           : activate(apply(layer.up, x));
 }
 
 Backbone::Impl::Heads Backbone::Impl::project(const Layer& layer, const at::Tensor& x) const {
@@ -509,6 +511,24 @@ Backbone Backbone::load(const ModelConfig& config, const Checkpoint& checkpoint,
   }
   impl->connect(options.replaced_layers);
   if (claims.stores_tied_output) check_tied_output(config, checkpoint, impl->embedding->value);
+  return Backbone(std::move(impl));
+}
+
+Backbone Backbone::with(const std::map<std::string, at::Tensor>& changed) const {
+  auto impl = std::make_unique<Impl>(impl_->config, impl_->compute);
+  impl->left_over = impl_->left_over;
+  impl->parameters = impl_->parameters;
+  for (const auto& [name, value] : changed) {
+    const auto found = impl->parameters.find(name);
+    if (found == impl->parameters.end() || found->second.value.sizes() != value.sizes())
+      fail(ErrorKind::internal,
+           "there is no tensor " + quoted(name) + " of that shape in " + model_text(config()));
+    found->second.value = value;
+  }
+  std::set<int64_t> replaced;
+  for (int64_t layer = 0; layer < config().n_layers; ++layer)
+    if (is_replaced(layer)) replaced.insert(layer);
+  impl->connect(replaced);
   return Backbone(std::move(impl));
 }
 
@@ -584,8 +604,11 @@ AttentionResult Backbone::attention(int64_t index, const at::Tensor& x,
 at::Tensor Backbone::finish_block(int64_t index, const at::Tensor& h, const at::Tensor& y) const {
   const Layer& layer = impl_->layer(index);
   const at::Tensor stream = h + y;
-  const at::Tensor& mlp_input = impl_->config.parallel_residual ? h : stream;
-  return stream + impl_->mlp(layer, impl_->apply(layer.mlp_norm, mlp_input));
+  return stream + impl_->apply(layer.down, impl_->mlp_inner(layer, h, stream)).to(at::kFloat);
+}
+
+at::Tensor Backbone::mlp_inner(int64_t index, const at::Tensor& h, const at::Tensor& y) const {
+  return impl_->mlp_inner(impl_->layer(index), h, h + y).to(at::kFloat);
 }
 
 at::Tensor Backbone::final_norm(const at::Tensor& h) const {

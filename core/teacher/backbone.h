@@ -92,6 +92,10 @@ class Backbone {
   Backbone& operator=(Backbone&&) noexcept;
   ~Backbone();
 
+  // The same model with other values for the parameters in `changed`, by checkpoint name; all
+  // others are shared. Error(internal) for a name or shape that is not its own.
+  Backbone with(const std::map<std::string, at::Tensor>& changed) const;
+
   const ModelConfig& config() const;
   Compute compute() const;
   // Of the calls from now on. Not while others run.
@@ -114,6 +118,8 @@ class Backbone {
   // Adds the block's output y and the MLP to the stream, one after the other or in parallel as the
   // model does: -> h of the next layer.
   at::Tensor finish_block(int64_t layer, const at::Tensor& h, const at::Tensor& y) const;
+  // What the last map of the MLP reads on the way: [B,T,mlp] float32. See mlp_output_name().
+  at::Tensor mlp_inner(int64_t layer, const at::Tensor& h, const at::Tensor& y) const;
   at::Tensor final_norm(const at::Tensor& h) const;
   // rows [...,D] after final_norm -> [...,V] float32. Hand over only the rows that are needed: V is
   // large.

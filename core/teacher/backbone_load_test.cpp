@@ -1,6 +1,6 @@
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <functional>
 #include <limits>
@@ -140,7 +140,7 @@ TEST_F(Loading, NonFiniteWeightsAreNamedWithTheirPlace) {
     start("llama");
     at::Tensor& weight = files.tensors.at("model.layers.1.mlp.down_proj.weight");
     weight = weight.to(bad.type);
-    weight.index_put_({torch::tensor(63), torch::tensor(5)}, at::full({}, bad.value, bad.type));
+    weight.index_put_({at::tensor(63), at::tensor(5)}, at::full({}, bad.value, bad.type));
     EXPECT_GRAFT_ERROR(load(), ErrorKind::input,
                        HasSubstr("tensor 'model.layers.1.mlp.down_proj.weight' holds " +
                                  std::string(bad.text) + " at [63, 5]"));
@@ -192,14 +192,14 @@ TEST(TiedEmbeddings, StaySharedThroughAStep) {
   Backbone model = Backbone::load(kModels / "qwen2");  // tied
   at::Tensor& embedding = model.parameters().at("model.embed_tokens.weight").value;
   embedding.requires_grad_();
-  model.logits(model.hidden(torch::tensor({{1, 2, 3}}, at::kLong))).sum().backward();
+  model.logits(model.hidden(at::tensor({1, 2, 3}, at::kLong).unsqueeze(0))).sum().backward();
   {
     const at::NoGradGuard no_grad;
     embedding.sub_(embedding.grad(), 1e-3);
   }
   const at::Tensor row = at::randn({1, 64});
   EXPECT_TRUE(at::allclose(model.logits(row), at::matmul(row, embedding.t()), 1e-5, 1e-5));
-  EXPECT_TRUE(at::equal(model.embed(torch::tensor({{7}}, at::kLong))[0][0], embedding[7]));
+  EXPECT_TRUE(at::equal(model.embed(at::tensor({7}, at::kLong).unsqueeze(0))[0][0], embedding[7]));
 }
 
 // ------------------------------------------------------------------------- students' folders
@@ -293,7 +293,7 @@ TEST(Backbone, CountsItsParameters) {
 
 TEST(Backbone, CanBeMoved) {
   Backbone first = Backbone::load(kModels / "llama");
-  const at::Tensor ids = torch::tensor({{1, 2, 3}}, at::kLong);
+  const at::Tensor ids = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
   const at::Tensor before = first.hidden(ids);
   Backbone second = std::move(first);
   EXPECT_TRUE(at::equal(second.hidden(ids), before));
@@ -307,7 +307,7 @@ TEST(Backbone, LoadedUnderInferenceModeCanStillTrain) {
   Backbone model = load();
   at::Tensor& weight = model.parameters().at("model.layers.0.self_attn.v_proj.weight").value;
   weight.requires_grad_();
-  model.hidden(torch::tensor({{1, 2, 3}}, at::kLong)).sum().backward();
+  model.hidden(at::tensor({1, 2, 3}, at::kLong).unsqueeze(0)).sum().backward();
   EXPECT_TRUE(weight.grad().defined());
 }
 

@@ -1,9 +1,9 @@
 #include "core/teacher/backbone.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
 
 #include <cmath>
 #include <limits>
@@ -86,7 +86,7 @@ at::Tensor reference_attention(const std::vector<RoleTensor>& roles, const graft
 
 class GoldenModel : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { torch::manual_seed(7); }
+  void SetUp() override { at::manual_seed(7); }
   Backbone model = Backbone::load(kModels / GetParam());
   TensorMap expected = read_tensors(kModels / GetParam() / "expected.safetensors");
   const c10::InferenceMode inference;
@@ -292,9 +292,9 @@ TEST_P(GoldenModel, ABlockCanStandInForAttention) {
 
 TEST_P(GoldenModel, MisuseIsNamed) {
   const auto internal = ErrorKind::internal;
-  EXPECT_GRAFT_ERROR(model.embed(torch::tensor({{5, 320}}, at::kLong)), ErrorKind::input,
+  EXPECT_GRAFT_ERROR(model.embed(at::tensor({5, 320}, at::kLong).unsqueeze(0)), ErrorKind::input,
                      HasSubstr("token id 320 is outside the vocabulary of 320"));
-  EXPECT_GRAFT_ERROR(model.embed(torch::tensor({{5, -1}}, at::kLong)), ErrorKind::input,
+  EXPECT_GRAFT_ERROR(model.embed(at::tensor({5, -1}, at::kLong).unsqueeze(0)), ErrorKind::input,
                      HasSubstr("token id -1 is outside"));
   EXPECT_GRAFT_ERROR(model.embed(at::empty({2, 0}, at::kLong)), internal,
                      HasSubstr("token ids are [2, 0], expected int64 [B,T] with at least one"));
@@ -418,7 +418,7 @@ ModelFiles pythia_like() {
 }
 
 TEST(Neox, PartialRotationHoldsAtFarPositions) {
-  torch::manual_seed(3);
+  at::manual_seed(3);
   const c10::InferenceMode inference;
   const TempFolder folder;
   const ModelFiles files = pythia_like();
@@ -454,7 +454,7 @@ class Gradients : public testing::TestWithParam<std::tuple<const char*, Compute>
 // After an inference call (whose cached tables must not be inference tensors), the gradient of
 // every parameter predicts how the loss changes along it.
 TEST_P(Gradients, AgreeWithFiniteDifferences) {
-  torch::manual_seed(11);
+  at::manual_seed(11);
   const auto [name, compute] = GetParam();
   BackboneOptions options;
   options.compute = compute;

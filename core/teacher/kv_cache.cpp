@@ -1,6 +1,6 @@
 #include "core/teacher/kv_cache.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <sstream>
@@ -88,6 +88,16 @@ std::pair<at::Tensor, at::Tensor> KvCache::append(int64_t index, const at::Tenso
   layer.v.narrow(2, layer.length, added).copy_(v.detach());
   layer.length += added;
   return {layer.k.narrow(2, 0, layer.length), layer.v.narrow(2, 0, layer.length)};
+}
+
+KvCache KvCache::clone() const {
+  KvCache copy = *this;
+  for (Layer& layer : copy.layers_) {
+    if (!layer.k.defined()) continue;
+    layer.k = layer.k.clone();
+    layer.v = layer.v.clone();
+  }
+  return copy;
 }
 
 void KvCache::truncate(int64_t length) {

@@ -27,6 +27,9 @@ class KvCache {
   // that hold until the next append to this layer. Error(internal) when a shape does not fit.
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& k, const at::Tensor& v);
 
+  // The same tokens in buffers of its own.
+  KvCache clone() const;
+
   // Forgets all but the first `length` tokens of every layer (a layer shorter than that is left).
   void truncate(int64_t length);
   void reset() { truncate(0); }

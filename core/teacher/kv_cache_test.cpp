@@ -1,8 +1,8 @@
 #include "core/teacher/kv_cache.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include "core/base/testing.h"
 

@@ -57,6 +57,38 @@ void add_mlp(std::vector<TensorLayout>& out, const ModelConfig& config, int64_t 
   add_linear(out, prefix + "down_proj", d, config.mlp_dim, config.mlp_bias);
 }
 
+// Points into the config.
+graft_layer_info borrowed_info(const ModelConfig& config, int64_t layer) {
+  if (layer < 0 || layer >= config.n_layers) {
+    fail(ErrorKind::internal, "there is no layer " + std::to_string(layer) + " in a model of " +
+                                  std::to_string(config.n_layers) + " layers");
+  }
+  graft_layer_info info{};
+  info.struct_size = sizeof info;
+  info.layer = static_cast<int32_t>(layer);
+  info.n_layers = static_cast<int32_t>(config.n_layers);
+  info.n_heads = static_cast<int32_t>(config.n_heads);
+  info.n_kv_heads = static_cast<int32_t>(config.n_kv_heads);
+  info.head_dim = static_cast<int32_t>(config.head_dim);
+  info.model_dim = config.model_dim;
+  info.max_positions = config.max_positions;
+  info.rope_theta = config.rope.theta;
+  info.rope_fraction =
+      static_cast<double>(config.rope.rotary_dim) / static_cast<double>(config.head_dim);
+  info.rope_scaling = config.rope.scaling.c_str();
+  info.family = config.family.c_str();
+  info.param_dtype = DLDataType{kDLFloat, 32, 1};
+  info.flags = (config.qkv_bias ? GRAFT_LAYER_QKV_BIAS : 0u) |
+               (config.o_bias ? GRAFT_LAYER_O_BIAS : 0u) |
+               (config.qk_norm ? GRAFT_LAYER_QK_NORM : 0u) |
+               (config.parallel_residual ? GRAFT_LAYER_PARALLEL_RESIDUAL : 0u);
+  info.norm_eps = config.norm_eps;
+  info.rope_inv_freq = config.rope.inv_freq.data();
+  info.n_rope_freq = static_cast<int32_t>(config.rope.inv_freq.size());
+  info.rope_attention_factor = config.rope.attention_factor;
+  return info;
+}
+
 }  // namespace
 
 std::vector<TensorLayout> checkpoint_layout(const ModelConfig& config,
@@ -87,6 +119,11 @@ std::string output_projection_name(const ModelConfig& config) {
 
 std::string attention_prefix(const ModelConfig& config, int64_t layer) {
   return layer_prefix(config, layer) + (is_neox(config) ? "attention." : "self_attn.");
+}
+
+std::string mlp_output_name(const ModelConfig& config, int64_t layer) {
+  return layer_prefix(config, layer) + (is_neox(config) ? "mlp.dense_4h_to_h" : "mlp.down_proj") +
+         ".weight";
 }
 
 bool is_unused_buffer(std::string_view name) {
@@ -134,41 +171,6 @@ std::vector<RoleLayout> attention_roles(const ModelConfig& config) {
 }
 
 LayerInfo::LayerInfo(const ModelConfig& config, int64_t layer)
-    : info_{},
-      family_(config.family),
-      scaling_(config.rope.scaling),
-      inv_freq_(config.rope.inv_freq) {
-  if (layer < 0 || layer >= config.n_layers) {
-    fail(ErrorKind::internal, "there is no layer " + std::to_string(layer) + " in a model of " +
-                                  std::to_string(config.n_layers) + " layers");
-  }
-  info_.struct_size = sizeof(graft_layer_info);
-  info_.layer = static_cast<int32_t>(layer);
-  info_.n_layers = static_cast<int32_t>(config.n_layers);
-  info_.n_heads = static_cast<int32_t>(config.n_heads);
-  info_.n_kv_heads = static_cast<int32_t>(config.n_kv_heads);
-  info_.head_dim = static_cast<int32_t>(config.head_dim);
-  info_.model_dim = config.model_dim;
-  info_.max_positions = config.max_positions;
-  info_.rope_theta = config.rope.theta;
-  info_.rope_fraction =
-      static_cast<double>(config.rope.rotary_dim) / static_cast<double>(config.head_dim);
-  info_.param_dtype = DLDataType{kDLFloat, 32, 1};
-  info_.flags = (config.qkv_bias ? GRAFT_LAYER_QKV_BIAS : 0u) |
-                (config.o_bias ? GRAFT_LAYER_O_BIAS : 0u) |
-                (config.qk_norm ? GRAFT_LAYER_QK_NORM : 0u) |
-                (config.parallel_residual ? GRAFT_LAYER_PARALLEL_RESIDUAL : 0u);
-  info_.norm_eps = config.norm_eps;
-  info_.n_rope_freq = static_cast<int32_t>(config.rope.inv_freq.size());
-  info_.rope_attention_factor = config.rope.attention_factor;
-}
-
-graft_layer_info LayerInfo::c_info() const {
-  graft_layer_info info = info_;
-  info.family = family_.c_str();
-  info.rope_scaling = scaling_.c_str();
-  info.rope_inv_freq = inv_freq_.data();
-  return info;
-}
+    : info_(borrowed_info(config, layer)) {}
 
 }  // namespace graft

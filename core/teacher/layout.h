@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/abi/owned_layer_info.h"
 #include "core/teacher/model_config.h"
 #include "graft/graft.h"
 
@@ -27,6 +28,10 @@ std::string embedding_name(const ModelConfig& config);          // [vocab, model
 std::string output_projection_name(const ModelConfig& config);  // [vocab, model], absent when tied
 // "model.layers.3.self_attn." or "gpt_neox.layers.3.attention."
 std::string attention_prefix(const ModelConfig& config, int64_t layer);
+
+// [model, mlp]: "model.layers.3.mlp.down_proj.weight" or
+// "gpt_neox.layers.3.mlp.dense_4h_to_h.weight"
+std::string mlp_output_name(const ModelConfig& config, int64_t layer);
 
 // True for buffers that old checkpoints carry and nobody reads: rotary_emb.inv_freq and NeoX'
 // attention.bias (the causal mask) and attention.masked_bias.
@@ -53,13 +58,10 @@ class LayerInfo {
   LayerInfo(const ModelConfig& config, int64_t layer);
 
   // Points into this object: valid while it lives and does not move.
-  graft_layer_info c_info() const;
+  graft_layer_info c_info() const { return info_.c_info(); }
 
  private:
-  graft_layer_info info_;
-  std::string family_;
-  std::string scaling_;
-  std::vector<double> inv_freq_;
+  OwnedLayerInfo info_;
 };
 
 }  // namespace graft

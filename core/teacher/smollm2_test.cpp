@@ -1,5 +1,5 @@
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <chrono>
 #include <cmath>
@@ -29,7 +29,7 @@ class SmolLm2 : public testing::TestWithParam<Compute> {
 
   at::Tensor windows() const {
     const auto ids = golden.at("ids").get<std::vector<int64_t>>();
-    return torch::tensor(ids, at::kLong).view({kWindows, kTokens});
+    return at::tensor(ids, at::kLong).view({kWindows, kTokens});
   }
 
   std::filesystem::path folder;
