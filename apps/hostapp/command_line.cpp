@@ -15,9 +15,9 @@ namespace {
 
 // Flags that are no keys of the configuration.
 const std::vector<std::string>& own_flags() {
-  static const std::vector<std::string> flags = {"--config",  "--set",     "--print-config",
-                                                 "--help",    "--version", "--quiet",
-                                                 "--verbose", "--resume",  "--allow-change"};
+  static const std::vector<std::string> flags = {
+      "--config", "--set",     "--print-config", "--help",         "--version",
+      "--quiet",  "--verbose", "--resume",       "--allow-change", "--student"};
   return flags;
 }
 
@@ -197,6 +197,9 @@ class Parser {
     app_.add_flag("--resume", line_.resume, "train: go on with the run in the out folder");
     app_.add_flag("--allow-change", line_.allow_change,
                   "train: resume although recipe, text, teacher or plugins changed");
+    app_.add_option("--student", student_, "train: a student of the teacher's to go on from")
+        ->type_name("DIR")
+        ->allow_extra_args(false);
     app_.add_flag("-h,--help", line_.help,
                   "print this, and the options of the plugins that are named");
     app_.add_flag("--version", line_.version, "print the version");
@@ -262,6 +265,7 @@ class Parser {
       line_.flags.push_back({key.name, words, flag_of(key.name)});
     }
     for (const std::string& set : sets_) add_assignment(set, "--set ");
+    if (!student_.empty()) line_.flags.push_back({"student", {student_}, "--student"});
     for (const std::string& option : plugin_options_) add_assignment(option, "--");
     line_.help_text = app_.help();
     if (line_.help || line_.version) return line_;
@@ -269,6 +273,8 @@ class Parser {
       fail(ErrorKind::usage, std::string(line_.resume ? "--resume" : "--allow-change") +
                                  " is for hostapp train RECIPE");
     }
+    if (!student_.empty() && line_.command != Command::train)
+      fail(ErrorKind::usage, "--student is for hostapp train RECIPE");
     if (plugins_->parsed() && plugins_->get_subcommands().empty()) {
       fail(ErrorKind::usage, "hostapp plugins: list or info NAME?");
     }
@@ -304,6 +310,7 @@ class Parser {
   CommandLine line_;
   std::map<std::string, std::vector<std::string>> words_;
   std::vector<std::string> sets_, plugin_options_;
+  std::string student_;
 };
 
 }  // namespace

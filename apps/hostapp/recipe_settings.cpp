@@ -48,6 +48,9 @@ Recipe make_recipe(const Config& config, const Config& options, const std::strin
   recipe.init = {initializer.id, plugin_options(options, "init.options", initializer)};
   recipe.init_tokens = config.get<std::int64_t>("init.tokens");
   recipe.window = config.get<std::int64_t>("window");
+  recipe.stream = {config.text("convert.inputs") == "student",
+                   config.get<double>("convert.correction"), config.get<double>("convert.lost"),
+                   config.get<double>("convert.mlp_ridge")};
   recipe.calibrate = calibrate;
   if (calibrate) recipe.stage = calibrate_options(config, registry);
   return recipe;

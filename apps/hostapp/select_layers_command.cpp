@@ -72,8 +72,9 @@ class SelectionText {
 Model::Mixers convert_every_layer(const Config& config, PluginRegistry& registry,
                                   const Backbone& teacher, const SelectionText& text,
                                   std::uint64_t seed, Console& console) {
-  const Recipe recipe = make_recipe(config, config, config.text("init.name"), "",
-                                    config.get<bool>("select.calibrated"), registry);
+  Recipe recipe = make_recipe(config, config, config.text("init.name"), "",
+                              config.get<bool>("select.calibrated"), registry);
+  recipe.stream = {};  // each layer is measured among the teacher's
   check_recipe(registry, recipe, teacher.config());
   std::vector<int> layers;
   for (int layer = 0; layer < teacher.config().n_layers; ++layer) layers.push_back(layer);

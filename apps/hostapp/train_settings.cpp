@@ -11,6 +11,7 @@
 #include "core/config/layer_set.h"
 #include "core/config/train_keys.h"
 #include "core/loader/registry.h"
+#include "core/student/student_io.h"
 
 namespace graft {
 namespace {
@@ -127,6 +128,7 @@ Stage read_stage(const Config& config, const Config& row, PluginRegistry& regist
 // What does not change a run's result, or is told apart by its content.
 bool decides(const std::string& key) {
   static const std::set<std::string> others = {"teacher",
+                                               "student",
                                                "keep_attention",
                                                "text",
                                                "eval_text",
@@ -176,6 +178,24 @@ std::vector<CorpusChoice> corpora(const Config& config) {
   for (const Config& row : rows)
     list.push_back({paths(row.get<Strings>("path")), number(row, "weight"), row.text("field")});
   return list;
+}
+
+// Where a run goes on from a student, that one says which layers are converted and to what.
+void read_student(const Config& config, PluginRegistry& registry, TrainJob& job) {
+  if (config.text("student").empty()) return;
+  job.student = config.text("student");
+  if (config.at("keep_attention").origin.layer != Layer::builtin)
+    reject(config, "keep_attention",
+           "the student says which layers keep their attention: leave it out");
+  const StudentSection section = read_student_section(job.student);
+  const std::int64_t n_layers = load_model_config(job.student).n_layers;
+  std::string kept;
+  for (std::int64_t layer = 0; layer < n_layers; ++layer)
+    if (!section.layers.contains(layer))
+      kept.append(kept.empty() ? "" : ",").append(std::to_string(layer));
+  if (!kept.empty()) job.keep_attention = kept;
+  job.student_mixer =
+      PluginChoice{registry.find(ComponentKind::mixer, section.mixer_id).id, section.options};
 }
 
 void require_the_job(const Config& config) {
@@ -229,6 +249,7 @@ TrainJob make_train_job(const Config& config, PluginRegistry& registry) {
   job.out = config.text("out");
   job.force = config.get<bool>("force");
   job.keep_attention = config.text("keep_attention");
+  read_student(config, registry, job);
   job.seed = static_cast<std::uint64_t>(config.get<std::int64_t>("seed"));
   job.eval = perplexity_options(config);
   job.checkpoint_keep = config.get<std::int64_t>("checkpoint.keep");

@@ -102,6 +102,25 @@ std::vector<Key> job_keys() {
 
 std::vector<Key> calibrate_keys() {
   return {
+      {.name = "convert.inputs",
+       .default_value = "teacher",
+       .doc = "what layers are converted on: the teacher's own stream, each alone, or what the "
+              "student's layers before them give",
+       .one_of = {"teacher", "student"}},
+      {.name = "convert.correction",
+       .default_value = 1.0,
+       .doc = "inputs = student: share of the stream's error that a layer is asked to make good",
+       .min = 0,
+       .max = 1},
+      {.name = "convert.lost",
+       .default_value = 0.5,
+       .doc = "... but for tokens whose error is more than this share of the stream",
+       .min = 0},
+      {.name = "convert.mlp_ridge",
+       .default_value = 0.0,
+       .doc = "inputs = student: correct the MLPs' output projections too, by least squares with "
+              "this ridge; 0 = leave them",
+       .min = 0},
       {.name = "calibrate.enabled",
        .default_value = true,
        .doc = "train each converted layer alone after its start"},

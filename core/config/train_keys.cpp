@@ -30,6 +30,11 @@ std::vector<Key> shared_keys() {
 
 std::vector<Key> run_keys() {
   return {
+      {.name = "student",
+       .default_value = "",
+       .doc = "a student of the teacher's to go on from; empty = the first stage makes one",
+       .synonyms = {"start", "from", "model"},
+       .placeholder = "DIR"},
       {.name = "keep_attention",
        .default_value = "none",
        .doc = "layers that keep their attention: none, uniform:K, 0,4,8-11 or the FILE.json of "

@@ -184,7 +184,7 @@ TEST(TrainKeys, ShippedRecipesAreValid) {
     EXPECT_TRUE(scales.contains("tiny")) << entry.path();
     EXPECT_TRUE(scales.contains("paper")) << entry.path();
   }
-  EXPECT_EQ(recipes, 3);
+  EXPECT_EQ(recipes, 4);
 }
 
 TEST(TrainKeys, OfSeveralScalesTheLaterCounts) {

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <span>
 #include <unordered_set>
 
 #include "core/base/error.h"
@@ -109,10 +111,9 @@ class Runner {
     backbone_ =
         std::make_shared<const Backbone>(Backbone::load(job_.teacher, {job_.compute, {}, {}}));
     measure_teacher();
-    for (const Recipe& baseline : job_.baselines) measure(baseline, run_recipe(baseline), nullptr);
-    std::unique_ptr<Model> student;
-    measure(job_.recipe, run_recipe(job_.recipe), &student);
-    write(out, *student);
+    for (const Recipe& baseline : job_.baselines) run_recipe(baseline, /*asked=*/false);
+    run_recipe(job_.recipe, /*asked=*/true);
+    write(out, *student_);
     return std::move(result_);
   }
 
@@ -211,8 +212,18 @@ class Runner {
                                  std::to_string(job_.continuation) + " greedy tokens each";
   }
 
-  Conversion run_recipe(const Recipe& recipe) {
-    const std::vector<int> layers = all_converted(keeps_);
+  // Layers that stand alone are converted once for all sets of kept ones.
+  void run_recipe(const Recipe& recipe, bool asked) {
+    if (!recipe.stream.student) {
+      measure(recipe, convert_layers(recipe, all_converted(keeps_)), keeps_, asked);
+      return;
+    }
+    for (const KeepSet& keep : keeps_)
+      measure(recipe, convert_layers(recipe, keep.converted), {&keep, 1},
+              asked && &keep == &keeps_.front());
+  }
+
+  Conversion convert_layers(const Recipe& recipe, const std::vector<int>& layers) {
     begin("converting (" + recipe.label + ")", static_cast<std::int64_t>(layers.size()), "layers");
     ConvertHooks hooks;
     hooks.layer_done = [this](int layer, const std::string& note) {
@@ -223,49 +234,56 @@ class Runner {
     return convert(registry_, *backbone_, recipe, layers, texts_.calibration, job_.seed, hooks);
   }
 
-  // Evaluates each set of kept layers, before and after calibration. The student is that of the
-  // first set.
-  void measure(const Recipe& recipe, const Conversion& conversion,
-               std::unique_ptr<Model>* student) {
+  // Evaluates each set of kept layers, before and after calibration. The student to be written is
+  // that of the first set.
+  void measure(const Recipe& recipe, const Conversion& conversion, std::span<const KeepSet> keeps,
+               bool asked) {
+    // On the student's own stream the layers before calibration are not the start of anything: each
+    // was made behind calibrated ones.
+    std::vector<bool> stages{recipe.calibrate};
+    if (recipe.calibrate && !recipe.stream.student) stages.insert(stages.begin(), false);
     begin("evaluating (" + recipe.label + ")",
-          static_cast<std::int64_t>(keeps_.size()) * (recipe.calibrate ? 2 : 1), "students");
-    for (const bool calibrated : {false, true}) {
-      if (calibrated && !recipe.calibrate) continue;
-      for (const KeepSet& keep : keeps_) {
-        const Model model(backbone_, pick(conversion, keep, calibrated || !recipe.calibrate));
-        ResultRow row{recipe.label,
-                      calibrated ? "calibrate" : "init",
-                      keep.spec,
-                      0,
-                      {},
-                      calibrated ? conversion.calibrate_tokens : conversion.init_tokens,
-                      conversion.seconds(calibrated, keep.converted)};
-        row.perplexity =
-            perplexity(model, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop)
-                .value();
-        if (continuations_.prompts.defined()) row.agreement = agreement(model, continuations_);
-        result_.rows.push_back(row);
-        if (hooks_.row) hooks_.row(row);
-        if (hooks_.advance) hooks_.advance(1, "");
-      }
-    }
-    if (student != nullptr)
-      *student = std::make_unique<Model>(backbone_, pick(conversion, keeps_.front(), true));
+          static_cast<std::int64_t>(keeps.size() * stages.size()), "students");
+    for (const bool calibrated : stages)
+      for (const KeepSet& keep : keeps) measure(recipe, conversion, keep, calibrated);
+    if (!asked) return;
+    student_.emplace(student_of(conversion, keeps.front(), true));
     double tokens = 0, seconds = 0;
     for (const auto& [layer, done] : conversion.layers) {
       tokens += static_cast<double>(done.report.tokens);
       seconds += done.report.seconds;
     }
-    if (student != nullptr && seconds > 0) result_.calibrate_tokens_per_second = tokens / seconds;
+    if (seconds > 0) result_.calibrate_tokens_per_second = tokens / seconds;
   }
 
-  static Model::Mixers pick(const Conversion& conversion, const KeepSet& keep, bool final) {
+  void measure(const Recipe& recipe, const Conversion& conversion, const KeepSet& keep,
+               bool calibrated) {
+    const Model model = student_of(conversion, keep, calibrated || !recipe.calibrate);
+    ResultRow row{recipe.label,
+                  calibrated ? "calibrate" : "init",
+                  keep.spec,
+                  0,
+                  {},
+                  calibrated ? conversion.calibrate_tokens : conversion.init_tokens,
+                  conversion.seconds(calibrated, keep.converted)};
+    row.perplexity =
+        perplexity(model, texts_.held_out, job_.eval, texts_.held_out_name, hooks_.should_stop)
+            .value();
+    if (continuations_.prompts.defined()) row.agreement = agreement(model, continuations_);
+    result_.rows.push_back(row);
+    if (hooks_.row) hooks_.row(row);
+    if (hooks_.advance) hooks_.advance(1, "");
+  }
+
+  Model student_of(const Conversion& conversion, const KeepSet& keep, bool final) const {
     Model::Mixers mixers;
     for (const int layer : keep.converted) {
       const ConvertedLayer& done = conversion.layers.at(layer);
       mixers[layer] = final || !done.initialised ? done.mixer : done.initialised;
     }
-    return mixers;
+    if (conversion.backbone.empty()) return Model(backbone_, std::move(mixers));
+    return Model(std::make_shared<const Backbone>(backbone_->with(conversion.backbone)),
+                 std::move(mixers));
   }
 
   void write(AtomicDirectory& out, const Model& student) {
@@ -305,6 +323,7 @@ class Runner {
   Texts texts_;
   std::shared_ptr<const Backbone> backbone_;
   TeacherContinuations continuations_;
+  std::optional<Model> student_;
   MainJobResult result_;
 };
 

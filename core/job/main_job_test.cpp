@@ -92,6 +92,21 @@ TEST_F(MainJobTest, WritesResultsAndAStudentThatGivesThem) {
               result.rows[4].perplexity, 1e-4 * result.rows[4].perplexity);
 }
 
+// On the student's own stream each set of kept layers is a conversion of its own.
+TEST_F(MainJobTest, ConvertsEachSetOfKeptLayersOnItsOwnStream) {
+  job_.recipe.stream = {.student = true, .correction = 1, .lost = 0.5, .mlp_ridge = 0.3};
+  job_.baselines.clear();
+  const MainJobResult result = run();
+  ASSERT_EQ(result.rows.size(), 2u) << "no rows before calibration: there is no such student";
+  for (const ResultRow& row : result.rows) EXPECT_EQ(row.stage, "calibrate");
+  // What was written is the student that was measured, corrected MLPs and all.
+  const Model student = load_model(job_.out / "student", plugins_.registry());
+  const Tokenizer tokenizer = Tokenizer::from_file(job_.teacher / "tokenizer.json");
+  const Corpus corpus = Corpus::open(job_.eval_text, tokenizer, {});
+  EXPECT_NEAR(perplexity(student, corpus.documents()[0].tokens, job_.eval, "held_out.txt").value(),
+              result.rows[0].perplexity, 1e-4 * result.rows[0].perplexity);
+}
+
 TEST_F(MainJobTest, TwoRunsGiveTheSameResultsButForTheTimes) {
   const auto without_seconds = [](const fs::path& file) {
     auto json = nlohmann::json::parse(read_text(file));

@@ -23,6 +23,9 @@ class StudentView {
 
   // Runs the teacher the first time. None where the text is too short.
   std::optional<Agreement> agreement_with(const Model& teacher, const Model& student);
+  // {"LAYER": {"half_life": [...], "write_gate": [...]}}, means over held-out tokens for each head
+  // of the mixers that have such taps; null where nothing is ever forgotten. Empty where none has.
+  nlohmann::ordered_json gates(const Model& student) const;
   // [{"prompt", "teacher", "student"}], greedy, of the first prompts; empty where there are none.
   nlohmann::ordered_json samples(const Model& teacher, const Model& student);
 

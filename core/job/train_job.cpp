@@ -121,23 +121,45 @@ class TrainRun {
     fingerprint_ = {{"recipe", job_.recipe},
                     {"layers", {{"converted", json(plan_.layers).dump()}}},
                     {"text", texts_.hashes},
-                    {"teacher", teacher_hashes()},
+                    {"teacher", model_hashes(job_.teacher)},
+                    {"student", model_hashes(job_.student)},
                     {"plugin", plan_.plugins}};
   }
 
-  // The teacher's own tensors but for those that a stage trains.
+  // The teacher's own tensors but for those that a stage trains, or that the student at hand has
+  // trained before.
   void load_student_backbone() {
-    student_backbone_ = teacher_;
-    if (plan_.trained_backbone.empty()) return;
-    student_backbone_ = std::make_shared<Backbone>(Backbone::load(job_.teacher));
-    for (auto& [name, parameter] : student_backbone_->parameters())
-      if (!plan_.trained_backbone.contains(name))
-        parameter.value = teacher_->parameters().at(name).value;
+    std::map<std::string, at::Tensor> own;
+    if (!job_.student.empty()) own = load_start();
+    for (const std::string& name : plan_.trained_backbone)
+      if (!own.contains(name)) own[name] = teacher_->parameters().at(name).value.clone();
+    student_backbone_ = own.empty() ? teacher_ : std::make_shared<Backbone>(teacher_->with(own));
   }
 
-  std::map<std::string, std::string> teacher_hashes() const {
+  // The student to go on from: its mixers, and what in its backbone is not the teacher's.
+  std::map<std::string, at::Tensor> load_start() {
+    const Model start = load_model(job_.student, registry_);
+    mixers_ = start.mixers();
+    std::map<std::string, at::Tensor> own;
+    for (const auto& [name, parameter] : start.backbone().parameters()) {
+      const auto found = teacher_->parameters().find(name);
+      const bool fits = found != teacher_->parameters().end() &&
+                        found->second.value.sizes() == parameter.value.sizes();
+      if (!fits)
+        fail(ErrorKind::input,
+             "student " + quoted(job_.student.string()) + " is not one of " +
+                 quoted(job_.teacher.string()) + ": tensor " + quoted(name) +
+                 (found == teacher_->parameters().end() ? " is not among the teacher's"
+                                                        : " has another shape there"));
+      if (!at::equal(found->second.value, parameter.value)) own[name] = parameter.value;
+    }
+    return own;
+  }
+
+  static std::map<std::string, std::string> model_hashes(const fs::path& folder) {
     std::map<std::string, std::string> hashes;
-    for (const fs::directory_entry& entry : fs::directory_iterator(job_.teacher)) {
+    if (folder.empty()) return hashes;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename().string();
       if (name.ends_with(".safetensors") || name == "config.json" || name == "tokenizer.json")
         hashes[name] = sha256_hex_of_file(entry.path());
@@ -228,6 +250,8 @@ class TrainRun {
 
   void start_stage(std::size_t i) {
     const Stage& stage = job_.stages[i];
+    const bool made_before = i == 0 && !job_.student.empty();
+    if (made_before) student_.emplace(student_backbone_, mixers_);
     if (stage.init) {
       begin(label(i) + ": " + stage.init->name, static_cast<std::int64_t>(plan_.layers.size()),
             "layers", 0);
@@ -238,7 +262,7 @@ class TrainRun {
     state_.sampler = stage.steps > 0 ? sampler_for(i).position() : SamplerPosition();
     state_.best = INFINITY;
     state_.best_step = -1;
-    if (stage.init) measure(i);
+    if (stage.init || made_before) measure(i);
   }
 
   void init_from_teacher(std::size_t i) {
@@ -410,7 +434,13 @@ class TrainRun {
       line["next_token"] = agreement->forced;
     }
     line["seconds"] = state_.seconds;
-    MetricsLog(folder_->metrics()).append(line);
+    MetricsLog log(folder_->metrics());
+    log.append(line);
+    if (const ordered_json gates = view_->gates(*student_); !gates.empty()) {
+      ordered_json gates_line = line_of("gates", i);
+      gates_line["layers"] = gates;
+      log.append(gates_line);
+    }
     say(label(i) + ", step " + std::to_string(state_.stage_step) + ": perplexity " +
         figure(last_perplexity_) +
         (agreement ? ", agreement with the teacher " + figure(agreement->greedy) + ", next token " +

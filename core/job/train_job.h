@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct TrainJob {
   std::vector<std::filesystem::path> eval_text;
   double held_out = 0.1;
   std::filesystem::path out;
+  std::filesystem::path student;              // the run goes on from it; empty: stage 1 makes one
+  std::optional<PluginChoice> student_mixer;  // its mixer
   bool force = false, resume = false;
   bool allow_change = false;  // resume although recipe, text, teacher or plugins changed
   std::string keep_attention = "none";

@@ -130,10 +130,22 @@ TEST_F(TrainJobTest, LeavesARunThatCanBeRead) {
   EXPECT_EQ(result.perplexity.size(), 2u);
   const auto lines = metrics(job_.out);
   std::vector<json> steps, evals;
-  for (const json& line : lines) (line.at("kind") == "step" ? steps : evals).push_back(line);
+  json gates;
+  for (const json& line : lines) {
+    if (line.at("kind") == "gates")
+      gates = line.at("layers");
+    else
+      (line.at("kind") == "step" ? steps : evals).push_back(line);
+  }
   ASSERT_EQ(steps.size(), 14u);
   // Behind the start, steps 4, 8 and 9, and at the end of the second stage.
   ASSERT_EQ(evals.size(), 5u);
+  ASSERT_EQ(gates.size(), 2u);
+  for (const json& layer : gates) {
+    EXPECT_EQ(layer.at("half_life").size(), 4u);
+    for (const json& life : layer.at("half_life")) EXPECT_GT(life.get<double>(), 0);
+    for (const json& gate : layer.at("write_gate")) EXPECT_LT(gate.get<double>(), 1);
+  }
   EXPECT_EQ(evals[0].at("step"), 0);
   EXPECT_EQ(evals.back().at("perplexity"), result.perplexity.back());
   EXPECT_EQ(steps[8].at("tokens"), 9 * 2 * 2 * 24);
@@ -172,6 +184,63 @@ TEST_F(TrainJobTest, InterruptedAndResumedEqualsUninterrupted) {
     EXPECT_EQ(result_of(job_.out), expected) << "interrupted behind " << parts[0];
     fs::remove_all(job_.out);
   }
+}
+
+Stage model_stage(const std::string& name, std::int64_t steps) {
+  Stage stage = layer_stage(name, steps);
+  stage.scope = StageScope::model;
+  stage.train = {"all"};
+  stage.objectives = {{{"kl", {}}, 1}};
+  return stage;
+}
+
+// Mixers and the parts of the backbone that were trained before both are where they were.
+TEST_F(TrainJobTest, GoesOnFromAStudent) {
+  job_.stages[1] = model_stage("distil", 4);
+  const double before = run().perplexity.back();
+  job_.student = folder_ / "first";
+  fs::rename(job_.out / "student", job_.student);
+  job_.student_mixer = PluginChoice{"gdn", {{"rope", true}}};
+  job_.stages = {model_stage("more", 5)};
+  job_.stages[0].train = {"mixers", "norms"};
+  job_.stages[0].checkpoint_every = 2;
+  job_.out = folder_ / "on";
+  run();
+  const auto expected = result_of(job_.out);
+  const json first = metrics(job_.out).front();
+  EXPECT_EQ(first.at("kind"), "eval");
+  EXPECT_NEAR(first.at("perplexity").get<double>(), before, 1e-4 * before);
+
+  job_.out = folder_ / "again";
+  run_part(3);
+  run();
+  EXPECT_EQ(result_of(job_.out), expected);
+
+  const fs::path config = job_.student / "config.json";
+  write_file_atomically(config, read_text(config) + " ");
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::usage, HasSubstr("student config.json: was "));
+}
+
+TEST_F(TrainJobTest, AStudentOfAnotherTeacherIsRefused) {
+  run();
+  job_.student = job_.out / "student";
+  job_.student_mixer = PluginChoice{"gdn", {{"rope", true}}};
+  job_.stages = {model_stage("more", 2)};
+  job_.out = folder_ / "on";
+  ModelFiles files = ModelFiles::golden("llama");
+  files.tensors["model.layers.1.mlp.up_proj.weight"] = at::ones({100, 64});
+  files.tensors["model.layers.1.mlp.gate_proj.weight"] = at::ones({100, 64});
+  files.tensors["model.layers.1.mlp.down_proj.weight"] = at::ones({64, 100});
+  files.tensors["model.layers.0.mlp.up_proj.weight"] = at::ones({100, 64});
+  files.tensors["model.layers.0.mlp.gate_proj.weight"] = at::ones({100, 64});
+  files.tensors["model.layers.0.mlp.down_proj.weight"] = at::ones({64, 100});
+  files.config["intermediate_size"] = 100;
+  files.write(folder_ / "other");
+  fs::copy_file(job_.teacher / "tokenizer.json", folder_ / "other/tokenizer.json");
+  job_.teacher = folder_ / "other";
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("student"), HasSubstr("is not one of"), HasSubstr("other'"),
+                           HasSubstr("another shape")));
 }
 
 // A killed process leaves checkpoints and, behind them, lines and half-written files.

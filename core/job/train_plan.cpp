@@ -23,6 +23,7 @@ class Planner {
     const auto kept = attention_layers(job_.keep_attention, static_cast<int>(teacher_.n_layers));
     for (int layer = 0; layer < teacher_.n_layers; ++layer)
       if (!std::binary_search(kept.begin(), kept.end(), layer)) plan_.layers.push_back(layer);
+    if (job_.student_mixer) mixer_ = *job_.student_mixer;
     if (job_.stages.empty()) fail(ErrorKind::usage, "the recipe has no [[stage]]");
     for (const Stage& stage : job_.stages) add(stage);
     return std::move(plan_);
@@ -59,7 +60,10 @@ class Planner {
   void check_start(const Stage& stage) {
     if (!stage.mixer && !stage.init) {
       if (mixer_.name.empty())
-        reject(stage, "the first stage needs a mixer: mixer.name = ... and init.name = ...");
+        reject(
+            stage,
+            "the first stage needs a mixer: mixer.name = ... and init.name = ..., or a student to "
+            "go on from (--student DIR)");
       return;
     }
     if (!stage.init) reject(stage, "a new mixer needs an initializer: init.name = ...");

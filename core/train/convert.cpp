@@ -4,139 +4,33 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cstdio>
+#include <optional>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/loader/registry.h"
 #include "core/teacher/lanes.h"
+#include "core/train/calibration_sweep.h"
 #include "core/train/init_run.h"
 
 namespace graft {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Sequences run through a layer of the teacher at once: bounds the activations of its MLP.
-constexpr std::int64_t kSequencesAtOnce = 8;
-
 // Front matter (title, contents) is no prose: windows start behind it where the text is long
 // enough.
 constexpr std::int64_t kFrontMatter = 500;
 
-// The residual stream of the calibration tokens on its way through the teacher, and what the
-// current layer makes of it.
-class TeacherSweep {
- public:
-  TeacherSweep(const Backbone& teacher, const at::Tensor& windows, const Initializer& initializer,
-               std::int64_t n_init)
-      : teacher_(teacher), n_init_(n_init) {
-    context_limit_ = 0;
-    wants_context_ = wants_signal(initializer, GRAFT_SIGNAL_HEAD_CONTEXT, &context_limit_);
-    const std::int64_t rows = context_limit_ == 0 ? n_init : std::min(context_limit_, n_init);
-    context_limit_ = wants_context_ ? rows : 0;
-    h_ = teacher.embed(windows);
-  }
-
-  // Runs the layer's attention on all sequences. `signals_wanted`: keep the block's input and head
-  // contexts.
-  void run_attention(std::int64_t layer, bool signals_wanted) {
-    layer_ = layer;
-    // What was there before is another layer's, perhaps still at work.
-    y_ = at::empty_like(h_);
-    x_ = signals_wanted ? at::empty_like(h_) : at::Tensor();
-    context_ = signals_wanted && context_limit_ > 0
-                   ? at::empty({context_limit_, h_.size(1), teacher_.config().n_heads,
-                                teacher_.config().head_dim})
-                   : at::Tensor();
-    for_batches([&](std::int64_t first, std::int64_t count) {
-      const at::Tensor x = teacher_.block_input(layer, h_.narrow(0, first, count));
-      AttentionCall call;
-      call.want_context = signals_wanted && first < context_limit_;
-      const AttentionResult result = teacher_.attention(layer, x, call);
-      y_.narrow(0, first, count).copy_(result.y);
-      if (signals_wanted) x_.narrow(0, first, count).copy_(x);
-      if (call.want_context) keep_context(first, result.context);
-    });
-  }
-
-  // Adds the block's output and the MLP: h becomes the next layer's.
-  void finish_layer() {
-    for_batches([&](std::int64_t first, std::int64_t count) {
-      at::Tensor h = h_.narrow(0, first, count);
-      h.copy_(teacher_.finish_block(layer_, h, y_.narrow(0, first, count)));
-    });
-  }
-
-  // What the layer at hand gives; stays as it is when the sweep goes on.
-  struct Layer {
-    at::Tensor x, y, residual;  // [N,T,D]
-    LayerSignals signals;       // of the initializer's sequences
-  };
-  Layer layer() const {
-    Layer out{x_, y_, h_ + y_, {}};
-    const auto of_init = [&](const at::Tensor& all) { return all.narrow(0, 0, n_init_); };
-    out.signals.block_input = of_init(x_);
-    out.signals.block_output = of_init(y_);
-    out.signals.residual = of_init(out.residual);
-    if (context_.defined()) out.signals.head_context = context_;
-    out.signals.attention_probs = [&teacher = teacher_, x = x_, layer = layer_](
-                                      std::int64_t first, std::int64_t count) {
-      AttentionCall call;
-      call.want_probs = true;
-      return teacher.attention(layer, x.narrow(0, first, count), call).probs;
-    };
-    return out;
-  }
-
-  double init_seconds() const { return init_seconds_; }
-  double rest_seconds() const { return rest_seconds_; }
-
- private:
-  // Keeps the time of the initializer's sequences apart from that of those only calibration sees.
-  template <typename Work>
-  void for_batches(Work&& work) {
-    const auto part = [&](std::int64_t begin, std::int64_t end, double& seconds) {
-      const auto start = Clock::now();
-      in_lanes((end - begin + kSequencesAtOnce - 1) / kSequencesAtOnce,
-               [&](std::int64_t batch, std::int64_t) {
-                 const std::int64_t first = begin + batch * kSequencesAtOnce;
-                 work(first, std::min(kSequencesAtOnce, end - first));
-               });
-      seconds += seconds_since(start);
-    };
-    part(0, n_init_, init_seconds_);
-    part(n_init_, h_.size(0), rest_seconds_);
-  }
-
-  void keep_context(std::int64_t first, const at::Tensor& context) {
-    const std::int64_t count = std::min(context.size(0), context_limit_ - first);
-    context_.narrow(0, first, count).copy_(context.narrow(0, 0, count));
-  }
-
-  const Backbone& teacher_;
-  std::int64_t n_init_ = 0, context_limit_ = 0, layer_ = 0;
-  bool wants_context_ = false;
-  at::Tensor h_, x_, y_, context_;
-  double init_seconds_ = 0, rest_seconds_ = 0;
-};
-
-// 1/|residual|^2 so that an error counts by what it does to the stream, mean 1. The first position
-// carries the massive activation that later layers lean on, and its own norm would make it count
-// for nothing: it is weighted up.
+// The first position carries the massive activation that later layers lean on, and its own norm
+// would make it count for nothing: it is weighted up.
 at::Tensor token_weights(const CalibrateOptions& options, const at::Tensor& residual,
                          std::int64_t layer) {
   if (options.token_weight == "none") return {};
   if (options.token_weight != "residual")
     fail(ErrorKind::usage,
          "calibrate.token_weight is '" + options.token_weight + "'; it takes none or residual");
-  at::Tensor weight = residual.square().sum(-1).clamp_min(1e-12).reciprocal();
-  weight = weight / weight.mean();
+  at::Tensor weight = residual_weights(residual);
   if (layer < options.position0_layers) weight.select(1, 0).mul_(1 + options.position0_weight);
   return weight / weight.mean();
 }
@@ -227,7 +121,7 @@ namespace {
 // One layer on its way from the teacher's signals to a converted one.
 struct LayerWork {
   int layer;
-  TeacherSweep::Layer data;  // empty when the recipe needs no text
+  SweepLayer data;  // empty when the recipe needs no text
   std::unique_ptr<Initializer> initializer;
   std::unique_ptr<Objective> objective;  // null without calibration
   ConvertedLayer* done;
@@ -240,7 +134,7 @@ class Converter {
       : registry_(registry), teacher_(teacher), recipe_(recipe), seed_(seed), hooks_(hooks) {}
 
   // Plugins are opened by one thread; each layer has instances of its own.
-  LayerWork begin(int layer, TeacherSweep::Layer data, ConvertedLayer& done) {
+  LayerWork begin(int layer, SweepLayer data, ConvertedLayer& done) {
     const LayerInfo info = teacher_.layer_info(layer);
     done.mixer = std::make_shared<TokenMixer>(
         registry_.create_mixer(recipe_.mixer.name, info.c_info(), recipe_.mixer.options),
@@ -308,37 +202,45 @@ Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Reci
   result.init_tokens = n_init * recipe.window;
   result.calibrate_tokens = n_all * recipe.window;
 
-  std::unique_ptr<TeacherSweep> sweep;
+  std::optional<CalibrationSweep> sweep;
   if (n_all > 0)
-    sweep = std::make_unique<TeacherSweep>(
-        teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer, n_init);
+    sweep.emplace(teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer,
+                  n_init, recipe.stream);
+  // What a layer gets from the student's stream depends on the converted layers before it.
+  const bool one_by_one = sweep && recipe.stream.student;
+  const int last_converted = chosen.empty() ? -1 : *chosen.rbegin();
+  const bool to_the_end = one_by_one && recipe.stream.mlp_ridge > 0 && !chosen.empty();
+  const int last = to_the_end ? static_cast<int>(teacher.config().n_layers) - 1 : last_converted;
 
   Converter converter(registry, teacher, recipe, seed, hooks);
   std::vector<LayerWork> group;
-  double init_before = 0, rest_before = 0;
-  const int last = chosen.empty() ? -1 : *chosen.rbegin();
+  SweepSeconds before;
   for (int layer = 0; layer <= last; ++layer) {
     if (hooks.should_stop && hooks.should_stop())
       fail(ErrorKind::interrupted, "interrupted before layer " + std::to_string(layer));
     const bool converts = chosen.contains(layer);
+    ConvertedLayer* done = converts ? &result.layers[layer] : nullptr;
     if (sweep) sweep->run_attention(layer, converts);
     if (converts) {
-      TeacherSweep::Layer data;
+      SweepLayer data;
       if (sweep) data = sweep->layer();
       if (n_init == 0) data.signals = {};
-      group.push_back(converter.begin(layer, std::move(data), result.layers[layer]));
+      group.push_back(converter.begin(layer, std::move(data), *done));
     }
-    if (sweep && layer < last) sweep->finish_layer();
+    if (one_by_one) converter.finish(group);
+    const bool goes_on = layer < last || to_the_end;
+    if (sweep && goes_on) sweep->finish_layer();
+    if (one_by_one && goes_on)
+      sweep->advance_student(done ? done->mixer.get() : nullptr, result.backbone);
     if (converts && sweep) {
       // The layers passed through on the way are this layer's cost too.
-      ConvertSeconds& seconds = result.layers[layer].seconds;
-      seconds.teacher = sweep->init_seconds() - init_before;
-      seconds.calibrate = recipe.calibrate ? sweep->rest_seconds() - rest_before : 0;
-      init_before = sweep->init_seconds();
-      rest_before = sweep->rest_seconds();
+      const SweepSeconds now = sweep->seconds();
+      done->seconds.teacher = now.init - before.init;
+      if (recipe.calibrate) done->seconds.calibrate += now.rest - before.rest;
+      before = now;
     }
     const auto full = static_cast<std::int64_t>(group.size()) == lanes(last + 1);
-    if (!group.empty() && (full || layer == last)) converter.finish(group);
+    if (full || layer == last) converter.finish(group);
   }
   return result;
 }

@@ -22,6 +22,18 @@ struct PluginChoice {
   std::map<std::string, OptionValue> options;
 };
 
+// Which stream the layers are converted on.
+struct StreamOptions {
+  // false: on the teacher's own; each layer then stands alone. true: on what the student's
+  // converted layers before it give, so that a layer can make good some of their error.
+  bool student = false;
+  double correction = 1;  // share of the stream's error that is added to a layer's target
+  double lost = 0.5;      // ... but not where the error is more than this share of the stream
+  // > 0: the MLPs' output projections are corrected toward the teacher's stream too, by least
+  // squares with this ridge (in means of the Gram matrix' diagonal).
+  double mlp_ridge = 0;
+};
+
 // One way to make a student: a mixer, its initializer and, if wanted, the calibration after it.
 struct Recipe {
   std::string label;  // the row's name in tables; the initializer's alias unless it is a baseline
@@ -29,6 +41,7 @@ struct Recipe {
   PluginChoice init;
   std::int64_t init_tokens = 16384;  // calibration tokens the initializer sees
   std::int64_t window = 256;         // tokens in one calibration sequence
+  StreamOptions stream;
   bool calibrate = true;
   CalibrateOptions stage;
 };
@@ -39,8 +52,8 @@ struct ConvertSeconds {
   double calibrate = 0;  // the stage, with the teacher's passes over the tokens only it sees
 };
 
-// What converting one layer gave. Layers are converted from the teacher's inputs, so each stands
-// alone and a student may use any subset of them.
+// What converting one layer gave. On the teacher's stream each stands alone and a student may use
+// any subset of them; on the student's they belong together.
 struct ConvertedLayer {
   std::shared_ptr<TokenMixer>
       mixer;  // after calibration, or after initialisation when there is none
@@ -52,7 +65,8 @@ struct ConvertedLayer {
 
 struct Conversion {
   std::map<int, ConvertedLayer> layers;
-  std::int64_t init_tokens = 0;       // tokens the initializer saw
+  std::map<std::string, at::Tensor> backbone;  // parameters of the backbone that were corrected
+  std::int64_t init_tokens = 0;                // tokens the initializer saw
   std::int64_t calibrate_tokens = 0;  // tokens calibration saw, those of the initializer included
   double seconds(bool after_calibration, const std::vector<int>& layers) const;
 };
@@ -73,8 +87,9 @@ at::Tensor calibration_windows(const std::vector<Document>& documents, std::int6
                                std::int64_t window, std::uint64_t seed);
 
 // Converts `layers` of the teacher layer by layer. Only the residual stream of the calibration
-// tokens is held: layer l is converted on it, then it is advanced through the teacher's layer l. No
-// graph spans layers. Throws Error; Error(interrupted) when should_stop says so.
+// tokens is held (the student's beside it where the layers are converted on that): layer l is
+// converted on it, then it is advanced through layer l. No graph spans layers. Throws Error;
+// Error(interrupted) when should_stop says so.
 Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Recipe& recipe,
                    const std::vector<int>& layers, const std::vector<Document>& text,
                    std::uint64_t seed, const ConvertHooks& hooks);

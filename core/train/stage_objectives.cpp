@@ -52,8 +52,8 @@ StageObjectives::StageObjectives(PluginRegistry& registry, const Stage& stage) {
     auto objective = registry.create_objective(choice.plugin.name, choice.plugin.options);
     check_signals(stage, *objective);
     const int seen = ++count[objective->label()];
-    const std::string name =
-        objective->label() + (seen > 1 ? "-" + std::to_string(seen) : std::string());
+    std::string name = objective->label();
+    if (seen > 1) name.append("-").append(std::to_string(seen));
     items_.push_back({name, choice.weight, std::move(objective)});
   }
   const auto trains = [](const Item& item) { return item.weight > 0; };

@@ -299,6 +299,61 @@ TEST_F(ConvertTest, ALayerDoesNotDependOnTheOthers) {
     EXPECT_TRUE(at::equal(a[i].tensor, b[i].tensor)) << a[i].name;
 }
 
+// Relative error of a student's last hidden states on the text it was converted on.
+double stream_error(const Backbone& teacher, const Conversion& conversion, const at::Tensor& ids) {
+  at::NoGradGuard no_grad;
+  Model::Mixers mixers;
+  for (const auto& [layer, done] : conversion.layers) mixers[layer] = done.mixer;
+  const Model student(std::make_shared<const Backbone>(teacher.with(conversion.backbone)), mixers);
+  const at::Tensor expected = teacher.hidden(ids);
+  return ((student.hidden(ids) - expected).square().sum() / expected.square().sum()).item<double>();
+}
+
+TEST_F(ConvertTest, OnTheStudentsStreamLaterLayersMakeGoodWhatEarlierOnesLost) {
+  recipe_.calibrate = false;
+  recipe_.init_tokens = 768;
+  const at::Tensor ids = calibration_windows({document("text", tokens_)}, 24, 32, 1);
+  const Conversion apart = run_convert({0, 1});
+  recipe_.stream.student = true;
+  recipe_.stream.lost = 10;  // nothing a tiny model of random weights does is too far off
+  const Conversion behind = run_convert({0, 1});
+  recipe_.stream.mlp_ridge = 0.01;
+  const Conversion corrected = run_convert({0, 1});
+
+  // Nothing is lost before the first converted layer.
+  for (const Conversion* other : {&behind, &corrected})
+    for (std::size_t i = 0; i < apart.layers.at(0).mixer->parameters().size(); ++i)
+      EXPECT_TRUE(at::allclose(apart.layers.at(0).mixer->parameters()[i].tensor,
+                               other->layers.at(0).mixer->parameters()[i].tensor, 1e-4, 1e-6));
+  EXPECT_TRUE(behind.backbone.empty());
+  EXPECT_EQ(corrected.backbone.size(), 2u);
+  const double e_apart = stream_error(backbone_, apart, ids),
+               e_behind = stream_error(backbone_, behind, ids),
+               e_corrected = stream_error(backbone_, corrected, ids);
+  EXPECT_LT(e_behind, e_apart);
+  EXPECT_LT(e_corrected, 0.9 * e_behind);
+
+  // Nothing is asked of a layer where every token counts as lost, so all that is left is its input.
+  recipe_.stream.lost = 0;
+  EXPECT_TRUE(at::allclose(run_convert({0, 1}).backbone.at("model.layers.1.mlp.down_proj.weight"),
+                           backbone_.parameters().at("model.layers.1.mlp.down_proj.weight").value));
+}
+
+// Corrections start behind the first converted layer and go on to the last layer of all.
+TEST_F(ConvertTest, MlpsBeforeTheFirstConvertedLayerStayAsTheyAre) {
+  recipe_.calibrate = false;
+  recipe_.stream.student = true;
+  recipe_.stream.mlp_ridge = 0.1;
+  const auto names = [&](const std::vector<int>& layers) {
+    std::vector<std::string> list;
+    for (const auto& [name, tensor] : run_convert(layers).backbone) list.push_back(name);
+    return list;
+  };
+  EXPECT_THAT(names({1}), ElementsAre("model.layers.1.mlp.down_proj.weight"));
+  EXPECT_THAT(names({0}), ElementsAre("model.layers.0.mlp.down_proj.weight",
+                                      "model.layers.1.mlp.down_proj.weight"));
+}
+
 TEST_F(ConvertTest, AnInitializerThatReadsNoTextReadsNone) {
   recipe_.init = {"projection_copy", {}};
   recipe_.mixer.options.clear();

@@ -178,6 +178,30 @@ TEST_F(TrainCliTest, AScaleMakesItSmall) {
                  HasSubstr("it holds a run; --resume goes on with it, --force replaces it"));
 }
 
+TEST_F(TrainCliTest, GoesOnFromAStudent) {
+  ASSERT_EQ(run(train("first", {"--set", "scale=tiny"})).exit_code, 0);
+  const Words more = {"train", "distil",     "--teacher", "teacher", "--text",    "texts",
+                      "--set", "scale=tiny", "--out",     "second",  "--student", "first/student"};
+  const Finished done = run(more);
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("8 steps, 512 tokens"), HasSubstr("perplexity: ")));
+  EXPECT_TRUE(fs::exists(folder_ / "second/student/model.safetensors"));
+
+  const auto with = [&](const std::string& student, const Words& rest = {}) {
+    Words words = more;
+    words.back() = student;
+    words.insert(words.end(), {"--out", "third"});
+    words.insert(words.end(), rest.begin(), rest.end());
+    return words;
+  };
+  expect_refused(with("teacher"), ErrorKind::input, HasSubstr("'teacher' is no student"));
+  expect_refused(with("first/student", {"--keep-attention", "0"}), ErrorKind::usage,
+                 HasSubstr("the student says which layers keep their attention"));
+  expect_refused({"eval", "teacher", "--student", "first/student"}, ErrorKind::usage,
+                 HasSubstr("--student is for hostapp train"));
+  EXPECT_FALSE(fs::exists(folder_ / "third"));
+}
+
 TEST_F(TrainCliTest, TheResolvedRecipeIsARecipe) {
   ASSERT_EQ(run(train("out", {"--set", "scale=tiny"})).exit_code, 0);
   fs::copy_file(folder_ / "out/config.toml", folder_ / "again.toml");
