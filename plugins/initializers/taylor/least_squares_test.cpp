@@ -1,8 +1,8 @@
 #include "plugins/initializers/taylor/least_squares.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <limits>
 

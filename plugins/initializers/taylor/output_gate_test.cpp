@@ -1,7 +1,7 @@
 #include "plugins/initializers/taylor/output_gate.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cmath>
 

@@ -2,7 +2,7 @@
 // initializer.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 #include <memory>

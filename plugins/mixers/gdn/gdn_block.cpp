@@ -114,8 +114,10 @@ BlockOutput gdn_block(const BlockInput& given, const BlockOptions& options,
   const at::Tensor q = streams.run({"q", options.silu_q, true}, before.q_tail, out.state.q_tail);
   const at::Tensor k = streams.run({"k", options.silu_k, true}, before.k_tail, out.state.k_tail);
   const at::Tensor v = streams.run({"v", options.silu_v, false}, before.v_tail, out.state.v_tail);
-  const DeltaRuleResult r =
-      recurrence(q, k, v, gates(in, options, params), before.s, options.chunk);
+  const Gates of = gates(in, options, params);
+  const DeltaRuleResult r = recurrence(q, k, v, of, before.s, options.chunk);
+  out.g = of.g;
+  out.beta = of.beta;
   out.state.s = r.state;
   out.head_output = r.o;
   if (in.pad_mask.defined()) {

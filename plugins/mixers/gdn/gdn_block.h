@@ -59,6 +59,7 @@ struct BlockOutput {
   BlockState state;        // those tensors that the options call for
   at::Tensor head_output;  // [B,T,H,value_dim] what the recurrence gives
   at::Tensor pre_output;   // [B,T,H*value_dim] after norm and gate, before the output projection
+  at::Tensor g, beta;      // [B,T,H] log decay and write gate, 0 at padded tokens
 };
 
 // Parameters by fla's names; asked only for those that the options call for.

@@ -205,6 +205,10 @@ void GatedDeltaNet::tensors(const graft_plan_in& in, sdk::Plan& plan) {
   plan.taps.add(GRAFT_TAP_PRE_OUTPUT, "batch,tokens,heads*value",
                 {in.batch, in.tokens, o.heads * o.value_dim}, in.dtype,
                 "after norm and gate, before the output projection");
+  plan.taps.add(GRAFT_TAP_LOG_DECAY, "batch,tokens,heads", {in.batch, in.tokens, o.heads}, in.dtype,
+                "g");
+  plan.taps.add(GRAFT_TAP_WRITE_GATE, "batch,tokens,heads", {in.batch, in.tokens, o.heads},
+                in.dtype, "beta");
 }
 
 sdk::TorchOutput GatedDeltaNet::compute(const sdk::TorchInput& in) {
@@ -218,7 +222,7 @@ sdk::TorchOutput GatedDeltaNet::compute(const sdk::TorchInput& in) {
       gdn_block({in.x, states.read(in.state), in.positions, in.pad_mask, in.want_y,
                  /*want_pre_output=*/in.want_tap(1)},
                 options_, [&](std::string_view name) { return in.param(name); });
-  return {out.y, states.write(out.state), {out.head_output, out.pre_output}};
+  return {out.y, states.write(out.state), {out.head_output, out.pre_output, out.g, out.beta}};
 }
 
 }  // namespace graft::gdn

@@ -28,6 +28,7 @@ struct OracleState {
 
 struct OracleOutput {
   at::Tensor y, head_output, pre_output;  // [T,model], [T,H,dv], [T,H*dv]
+  at::Tensor g, beta;                     // [T,H] log decay, write gate
 };
 
 // One sequence: x [T,model], positions [T].
@@ -37,14 +38,16 @@ class Oracle {
 
   OracleOutput run(const at::Tensor& x, const std::vector<int64_t>& positions,
                    OracleState& state) const {
-    std::vector<at::Tensor> ys, heads, pres;
+    std::vector<at::Tensor> ys, heads, pres, gs, betas;
     for (int64_t t = 0; t < x.size(0); ++t) {
       const at::Tensor q =
           stream(x[t], "q", o_.silu_q, positions[static_cast<std::size_t>(t)], state.q);
       const at::Tensor k =
           stream(x[t], "k", o_.silu_k, positions[static_cast<std::size_t>(t)], state.k);
       const at::Tensor v = stream(x[t], "v", o_.silu_v, 0, state.v);
-      const at::Tensor head = recur(x[t], q, k, v, state);
+      gs.push_back(log_decay(x[t]));
+      betas.push_back(1 / (1 + (-linear(x[t], "b_proj")).exp()));
+      const at::Tensor head = recur(gs.back().exp(), betas.back(), q, k, v, state);
       heads.push_back(head);
       at::Tensor z = head;
       if (has("o_norm.weight")) z = rms(z, at("o_norm.weight"), o_.norm_eps);
@@ -56,7 +59,7 @@ class Oracle {
       pres.push_back(z);
       ys.push_back(linear(z, "o_proj"));
     }
-    return {at::stack(ys), at::stack(heads), at::stack(pres)};
+    return {at::stack(ys), at::stack(heads), at::stack(pres), at::stack(gs), at::stack(betas)};
   }
 
  private:
@@ -108,15 +111,18 @@ class Oracle {
     return at::stack(columns, 1);
   }
 
-  at::Tensor recur(const at::Tensor& x, const at::Tensor& q, const at::Tensor& k,
-                   const at::Tensor& v, OracleState& state) const {
-    const at::Tensor beta = 1 / (1 + (-linear(x, "b_proj")).exp());
+  at::Tensor log_decay(const at::Tensor& x) const {
     const at::Tensor dt = (1 + (linear(x, "a_proj") + at("dt_bias")).exp()).log();
-    const at::Tensor decay = (-at("A_log").exp() * dt).exp();
+    return -at("A_log").exp() * dt;
+  }
+
+  // decay, beta [H]
+  at::Tensor recur(const at::Tensor& decay, const at::Tensor& beta, const at::Tensor& q,
+                   const at::Tensor& k, const at::Tensor& v, OracleState& state) const {
     std::vector<at::Tensor> states, outputs;
     for (int64_t h = 0; h < o_.heads; ++h) {
       at::Tensor s =
-          state.s.defined() ? state.s[h] : at::zeros({o_.key_dim, o_.value_dim}, x.options());
+          state.s.defined() ? state.s[h] : at::zeros({o_.key_dim, o_.value_dim}, k.options());
       s = decay[h] * s;
       s = s + beta[h] * at::outer(k[h], v[h] - s.t().matmul(k[h]));
       states.push_back(s);

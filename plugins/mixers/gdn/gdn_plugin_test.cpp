@@ -143,20 +143,24 @@ std::vector<int64_t> counted(int64_t n, int64_t from = 0) {
 }
 
 struct Expected {
-  at::Tensor y, head_output, pre_output, s;
+  at::Tensor y, s;
+  std::vector<at::Tensor> taps;  // in the mixer's order
 };
 
 Expected expected(const Oracle& oracle, const at::Tensor& x) {
-  std::vector<at::Tensor> y, head, pre, s;
+  std::vector<at::Tensor> y, head, pre, g, beta, s;
   for (int64_t b = 0; b < x.size(0); ++b) {
     OracleState state;
     const OracleOutput out = oracle.run(x[b], counted(x.size(1)), state);
     y.push_back(out.y);
     head.push_back(out.head_output);
     pre.push_back(out.pre_output);
+    g.push_back(out.g);
+    beta.push_back(out.beta);
     s.push_back(state.s);
   }
-  return {at::stack(y), at::stack(head), at::stack(pre), at::stack(s)};
+  return {
+      at::stack(y), at::stack(s), {at::stack(head), at::stack(pre), at::stack(g), at::stack(beta)}};
 }
 
 std::vector<at::Tensor> as_type(const std::vector<at::Tensor>& tensors, at::ScalarType type) {
@@ -304,10 +308,9 @@ TEST(GdnPlugin, ForwardEqualsTheFormulasWithEveryOption) {
             setting.name + " T" + std::to_string(tokens) + " " + at::toString(type);
         EXPECT_LE(error(got.y, want.y), tolerance) << what;
         EXPECT_LE(error(got.state[0], want.s), tolerance) << what << " state";
-        EXPECT_LE(error(got.taps[0], want.head_output), tolerance)
-            << what << " " GRAFT_TAP_HEAD_OUTPUT;
-        EXPECT_LE(error(got.taps[1], want.pre_output), tolerance)
-            << what << " " GRAFT_TAP_PRE_OUTPUT;
+        ASSERT_EQ(got.taps.size(), want.taps.size());
+        for (size_t i = 0; i < want.taps.size(); ++i)
+          EXPECT_LE(error(got.taps[i], want.taps[i]), tolerance) << what << " tap " << i;
       }
     }
   }
@@ -407,8 +410,7 @@ Derivatives expected_gradients(const AbiMixer& mixer, const OptionMap& setting,
   const Expected out = expected(Oracle(options, named), x);
   at::Tensor loss = (out.y * from.dy).sum();
   if (!from.dstate.empty()) loss = loss + (out.s * from.dstate[0]).sum();
-  if (!from.dtaps.empty())
-    loss = loss + (out.head_output * from.dtaps[0]).sum() + (out.pre_output * from.dtaps[1]).sum();
+  for (size_t i = 0; i < from.dtaps.size(); ++i) loss = loss + (out.taps[i] * from.dtaps[i]).sum();
   const auto grads = torch::autograd::grad({loss}, leaves);
   return {grads[0], {grads.begin() + 1, grads.end()}};
 }
@@ -427,7 +429,7 @@ TEST(GdnPlugin, GradientsEqualThoseOfTheFormulasAndNoneIsZero) {
       BackwardArgs from{randn({2, 19, kModel}), {}, {}, {}, {}};
       from.dstate.resize(kept.state.size());
       from.dstate[0] = at::randn_like(kept.state[0]);
-      from.dtaps = {at::randn_like(kept.taps[0]), at::randn_like(kept.taps[1])};
+      for (const at::Tensor& tap : kept.taps) from.dtaps.push_back(at::randn_like(tap));
       const BackwardResults got = mixer.backward(args, kept, from);
       const Derivatives want = expected_gradients(mixer, setting.options, args, from);
       EXPECT_LE(error(got.dx, want.dx), 1e-10) << setting.name << " x";

@@ -97,10 +97,9 @@ at::Tensor rows_of_state(const at::Tensor& s, at::ScalarType type) {
   return s.defined() ? s.to(type).transpose(0, 1).flatten(0, 1) : s;
 }
 
-LinearAttentionResult attend(const Call& call, const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const at::Tensor& state) {
+LinearAttentionResult attend(const Call& call, const Dynamics& d, const at::Tensor& q,
+                             const at::Tensor& k, const at::Tensor& v, const at::Tensor& state) {
   const bool decoding = q.size(1) == 1 && !at::GradMode::is_enabled();
-  const Dynamics d = dynamics(call);
   return linear_attention(q, k, v, d.write, d.g, state, call.o.eps, [&](const auto&... of) {
     return decoding ? linear_scan_step(of...) : linear_scan(of..., call.o.chunk);
   });
@@ -144,8 +143,16 @@ LinearBlockOutput linear_block(const LinearBlockInput& given, const LinearBlockO
   const at::Tensor q = call.stream("q", o.heads, state.q_tail, out.state.q_tail);
   const at::Tensor k = call.stream("k", o.kv_heads, state.k_tail, out.state.k_tail);
   const at::Tensor v = call.stream("v", o.kv_heads, state.v_tail, out.state.v_tail);
+  const Dynamics d = dynamics(call);
+  const auto by_token = [&](const at::Tensor& rows) {
+    return rows.view({o.heads, batch, length}).permute({1, 2, 0});
+  };
+  if (o.decay) {
+    out.g = by_token(d.g);
+    out.dt = by_token(d.write);
+  }
   const LinearAttentionResult r =
-      attend(call, call.features("q", q, o.heads), call.features("k", k, o.kv_heads),
+      attend(call, d, call.features("q", q, o.heads), call.features("k", k, o.kv_heads),
              call.for_each_query_head(v).reshape({o.heads * batch, length, o.head_dim}),
              rows_of_state(state.s, call.type));
   out.state.s = r.state.reshape({o.heads, batch, o.features(), o.head_dim + 1}).transpose(0, 1);

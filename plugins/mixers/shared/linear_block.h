@@ -60,6 +60,7 @@ struct LinearBlockOutput {
   at::Tensor y;            // [B,T,model], dtype of x; 0 at padded tokens, as are the next two
   at::Tensor head_output;  // [B,T,H,head_dim] o
   at::Tensor pre_output;   // [B,T,H*head_dim] after the gate, before the output projection
+  at::Tensor g, dt;        // [B,T,H] log decay and write gate, with decay; 0 at padded tokens
   LinearBlockState state;  // those tensors that the options call for
 };
 

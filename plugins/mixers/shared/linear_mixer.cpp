@@ -269,6 +269,11 @@ void LinearMixer::tensors(const graft_plan_in& in, sdk::Plan& plan) {
   plan.taps.add(GRAFT_TAP_PRE_OUTPUT, "batch,tokens,heads*value",
                 {in.batch, in.tokens, o.heads * o.head_dim}, in.dtype,
                 "after the gate, before the output projection");
+  if (!o.decay) return;
+  plan.taps.add(GRAFT_TAP_LOG_DECAY, "batch,tokens,heads", {in.batch, in.tokens, o.heads}, in.dtype,
+                "-exp(A_log) dt");
+  plan.taps.add(GRAFT_TAP_WRITE_GATE, "batch,tokens,heads", {in.batch, in.tokens, o.heads},
+                in.dtype, "dt");
 }
 
 sdk::TorchOutput LinearMixer::compute(const sdk::TorchInput& in) {
@@ -281,7 +286,9 @@ sdk::TorchOutput LinearMixer::compute(const sdk::TorchInput& in) {
   const LinearBlockOutput out =
       linear_block({{in.x, in.positions, in.pad_mask, {}}, states.read(in.state)}, options_,
                    [&](std::string_view name) { return in.param(name); });
-  return {out.y, states.write(out.state), {out.head_output, out.pre_output}};
+  std::vector<at::Tensor> taps{out.head_output, out.pre_output};
+  if (options_.decay) taps.insert(taps.end(), {out.g, out.dt});
+  return {out.y, states.write(out.state), std::move(taps)};
 }
 
 // ------------------------------------------------------------------ natural values

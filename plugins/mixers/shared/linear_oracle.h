@@ -28,6 +28,7 @@ struct LinearOracleState {
 
 struct LinearOracleOutput {
   at::Tensor y, head_output, pre_output;  // [T,model], [T,H,head_dim], [T,H*head_dim]
+  at::Tensor g, dt;                       // [T,H] log decay, write gate; 0 and 1 without decay
 };
 
 // One sequence: x [T,model], positions [T].
@@ -38,13 +39,19 @@ class LinearOracle {
 
   LinearOracleOutput run(const at::Tensor& x, const std::vector<int64_t>& positions,
                          LinearOracleState& state) const {
-    std::vector<at::Tensor> ys, heads, pres;
+    std::vector<at::Tensor> ys, heads, pres, gs, dts;
     for (int64_t t = 0; t < x.size(0); ++t) {
       const int64_t position = positions[static_cast<std::size_t>(t)];
       const at::Tensor q = stream(x[t], "q", o_.heads, position, state.q);
       const at::Tensor k = stream(x[t], "k", o_.kv_heads, position, state.k);
       const at::Tensor v = stream(x[t], "v", o_.kv_heads, 0, state.v);
-      const at::Tensor head = recur(x[t], q, k, v, state);
+      dts.push_back(at::ones({o_.heads}, x.options()));
+      gs.push_back(at::zeros({o_.heads}, x.options()));
+      if (has("A_log")) {
+        dts.back() = (1 + (linear(x[t], "dt_proj") + at("dt_bias")).exp()).log();
+        gs.back() = -at("A_log").exp() * dts.back();
+      }
+      const at::Tensor head = recur(gs.back().exp(), dts.back(), q, k, v, state);
       heads.push_back(head);
       at::Tensor z = head.reshape({-1});
       if (has("g_proj.weight")) {
@@ -54,7 +61,7 @@ class LinearOracle {
       pres.push_back(z);
       ys.push_back(linear(z, "o_proj"));
     }
-    return {at::stack(ys), at::stack(heads), at::stack(pres)};
+    return {at::stack(ys), at::stack(heads), at::stack(pres), at::stack(gs), at::stack(dts)};
   }
 
  private:
@@ -111,18 +118,14 @@ class LinearOracle {
     return (e / e.sum()).clamp_min(o_.floor);
   }
 
-  at::Tensor recur(const at::Tensor& x, const at::Tensor& q, const at::Tensor& k,
-                   const at::Tensor& v, LinearOracleState& state) const {
-    at::Tensor dt = at::ones({o_.heads}, x.options()), decay = dt;
-    if (has("A_log")) {
-      dt = (1 + (linear(x, "dt_proj") + at("dt_bias")).exp()).log();
-      decay = (-at("A_log").exp() * dt).exp();
-    }
+  // decay, dt [H]
+  at::Tensor recur(const at::Tensor& decay, const at::Tensor& dt, const at::Tensor& q,
+                   const at::Tensor& k, const at::Tensor& v, LinearOracleState& state) const {
     std::vector<at::Tensor> states, outputs;
     for (int64_t h = 0; h < o_.heads; ++h) {
       const int64_t of = h / (o_.heads / o_.kv_heads);
       const at::Tensor c = features(q[h], "q", h), b = features(k[of], "k", h);
-      const at::Tensor written = dt[h] * at::outer(b, at::cat({v[of], at::ones({1}, x.options())}));
+      const at::Tensor written = dt[h] * at::outer(b, at::cat({v[of], at::ones({1}, v.options())}));
       const at::Tensor s = state.s.defined() ? decay[h] * state.s[h] + written : written;
       const at::Tensor sums = s.t().matmul(c);
       states.push_back(s);

@@ -1,8 +1,8 @@
 #include "plugins/objectives/layer_alignment/alignment_loss.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cmath>
 #include <limits>
@@ -54,7 +54,7 @@ at::Tensor reference(const AlignmentOptions& options, const at::Tensor& student,
       if (options.relative) return (distance(o - y) * s).sum() / (distance(y) * s).sum();
       return (distance(o - y) * s).sum() / (s.sum() * std::sqrt(static_cast<double>(dim)));
     case Loss::cosine:
-      return ((1 - torch::cosine_similarity(o, y, -1)) * w).sum() / w.sum();
+      return ((1 - at::cosine_similarity(o, y, -1)) * w).sum() / w.sum();
     case Loss::nmse: {
       const at::Tensor mean = (y * w.unsqueeze(1)).sum(0) / w.sum();
       return ((o - y).square().sum(-1) * w).sum() / ((y - mean).square().sum(-1) * w).sum();

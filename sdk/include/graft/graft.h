@@ -310,6 +310,8 @@ typedef struct graft_tensor_spec { /* state, saved, tap */
  * output role. */
 #define GRAFT_TAP_HEAD_OUTPUT "head_output" /* [B,T,H,d_v] what the recurrence gives, before norm and gate */
 #define GRAFT_TAP_PRE_OUTPUT  "pre_output"  /* [B,T,H*d_v] after norm and gate, before the output projection */
+#define GRAFT_TAP_LOG_DECAY   "log_decay"   /* [B,T,H] log of what the state is multiplied by before a token; 0 at pads */
+#define GRAFT_TAP_WRITE_GATE  "write_gate"  /* [B,T,H] how strongly a token is written; 0 at pads */
 
 /* ---------------------------------------------------------------- one call's surroundings */
 #define GRAFT_X_TRAINING      (1ull << 0)
