@@ -59,6 +59,9 @@ function(graft_add_plugin name)
   if(TARGET graft_compile_options)
     target_link_libraries(${name} PRIVATE graft_compile_options)
   endif()
+  if(COMMAND graft_unity_build)
+    graft_unity_build(${name})
+  endif()
   _graft_plugin_hide_symbols(${name})
   set_property(GLOBAL APPEND PROPERTY GRAFT_PLUGINS ${name})
 
@@ -105,7 +108,7 @@ endfunction()
 
 # Reads the ARG_ variables of graft_add_plugin().
 function(_graft_plugin_sidecar name output tags)
-string(REPLACE ";" "|" aliases "${ARG_ALIASES}")
+  string(REPLACE ";" "|" aliases "${ARG_ALIASES}")
   set(fields "-DID=${ARG_ID}" "-DLICENSE=${ARG_LICENSE}" "-DABI=${GRAFT_ABI}" "-DTAGS=${tags}" "-DALIASES=${aliases}")
   set(script "${GRAFT_PLUGIN_CMAKE_DIR}/GraftSidecar.cmake")
   add_custom_command(TARGET ${name} POST_BUILD

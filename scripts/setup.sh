@@ -234,8 +234,15 @@ main() {
   : >"$log"
   install_packages
   make_environment
+  # Side by side: both fetch and unpack.
+  local data=
+  if [ -n "$with_data" ]; then
+    get_data &
+    data=$!
+    trap wait EXIT
+  fi
   get_libtorch
-  if [ -n "$with_data" ]; then get_data; fi
+  [ -z "$data" ] || wait "$data" || exit 1
   say "done"
 }
 

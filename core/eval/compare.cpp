@@ -4,10 +4,10 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/eval/generate.h"
@@ -15,8 +15,6 @@
 
 namespace graft {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 at::Tensor ids_of(std::span<const std::int32_t> tokens) {
   at::Tensor ids = at::empty({1, static_cast<std::int64_t>(tokens.size())}, at::kLong);
@@ -33,7 +31,7 @@ at::Tensor repeated(std::span<const std::int32_t> tokens, std::int64_t n) {
 }
 
 double per_second(double tokens, Clock::time_point start) {
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = seconds_since(start);
   return seconds > 0 ? tokens / seconds : 0;
 }
 

@@ -184,19 +184,19 @@ TEST(Generate, BadOptionsAreNamed) {
   const Model model = golden_model(folder / "m");
   EXPECT_GRAFT_ERROR(generate(model, {}, 4, {}), ErrorKind::usage,
                      HasSubstr("prompt has no tokens"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = -1}), ErrorKind::usage,
+  EXPECT_GRAFT_ERROR(TokenSampler({.temperature = -1}), ErrorKind::usage,
                      HasSubstr("temperature is -1"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_p = 0}), ErrorKind::usage,
+  EXPECT_GRAFT_ERROR(TokenSampler({.temperature = 1, .top_p = 0}), ErrorKind::usage,
                      HasSubstr("top-p is 0"));
-  EXPECT_GRAFT_ERROR(Sampler({.temperature = 1, .top_k = -2}), ErrorKind::usage,
+  EXPECT_GRAFT_ERROR(TokenSampler({.temperature = 1, .top_k = -2}), ErrorKind::usage,
                      HasSubstr("top-k is -2"));
 }
 
-TEST(Sampler, FollowsTheDistributionWithinTopKAndTopP) {
+TEST(TokenSampler, FollowsTheDistributionWithinTopKAndTopP) {
   const at::Tensor logits =
       at::tensor({0.0, std::log(2.0), std::log(5.0), std::log(2.0)});  // .1 .2 .5 .2
   const auto counts = [&](const SampleOptions& options) {
-    Sampler sampler(options);
+    TokenSampler sampler(options);
     std::vector<int> count(4);
     for (int i = 0; i < 4000; ++i) ++count[static_cast<std::size_t>(sampler.pick(logits))];
     return count;
@@ -210,7 +210,7 @@ TEST(Sampler, FollowsTheDistributionWithinTopKAndTopP) {
   EXPECT_EQ(top_p[0], 0);
   EXPECT_EQ(top_p[3], 0) << "equal probabilities: the lower id comes first";
   EXPECT_NEAR(top_p[2], 4000 * 5.0 / 7.0, 130);
-  EXPECT_EQ(Sampler({}).pick(logits), 2);
+  EXPECT_EQ(TokenSampler({}).pick(logits), 2);
 }
 
 // ---- agreement

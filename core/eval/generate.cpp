@@ -4,10 +4,10 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace graft {
@@ -22,13 +22,9 @@ double uniform(std::uint64_t& state) {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
 
-Sampler::Sampler(const SampleOptions& options) : options_(options), state_(options.seed) {
+TokenSampler::TokenSampler(const SampleOptions& options) : options_(options), state_(options.seed) {
   if (!(options.temperature >= 0))
     fail(ErrorKind::usage, "temperature is " + std::to_string(options.temperature) +
                                "; it must be 0 (greedy) or more");
@@ -40,7 +36,7 @@ Sampler::Sampler(const SampleOptions& options) : options_(options), state_(optio
          "top-k is " + std::to_string(options.top_k) + "; it must be 0 (all) or more");
 }
 
-std::int32_t Sampler::pick(const at::Tensor& logits) {
+std::int32_t TokenSampler::pick(const at::Tensor& logits) {
   if (options_.temperature == 0)
     return static_cast<std::int32_t>(logits.argmax().item<std::int64_t>());
   const at::Tensor probabilities = (logits.to(at::kDouble) / options_.temperature).softmax(0);
@@ -64,18 +60,18 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
   if (prompt.empty())
     fail(ErrorKind::usage,
          "the prompt has no tokens; give at least one character, or a model with a BOS token");
-  Sampler sampler(options);
+  TokenSampler sampler(options);
   GenerateReport report;
   Decoder decoder(model, 1);
   const auto& stops = model.config().stop_ids;
 
-  auto start = std::chrono::steady_clock::now();
+  auto start = Clock::now();
   at::Tensor ids = at::empty({1, static_cast<std::int64_t>(prompt.size())}, at::kLong);
   std::copy(prompt.begin(), prompt.end(), ids.data_ptr<std::int64_t>());
   at::Tensor logits = decoder.feed(ids);
   report.prefill_seconds = seconds_since(start);
 
-  start = std::chrono::steady_clock::now();
+  start = Clock::now();
   while (static_cast<std::int64_t>(report.ids.size()) < max_tokens) {
     const std::int32_t id = sampler.pick(logits[0]);
     if (!ignore_stop && std::find(stops.begin(), stops.end(), id) != stops.end()) {

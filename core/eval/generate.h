@@ -18,10 +18,10 @@ struct SampleOptions {
 };
 
 // Draws tokens from logits; the same seed draws the same tokens.
-class Sampler {
+class TokenSampler {
  public:
   // Throws Error(usage) naming the option that is out of range.
-  explicit Sampler(const SampleOptions& options);
+  explicit TokenSampler(const SampleOptions& options);
   std::int32_t pick(const at::Tensor& logits);  // [V]
 
  private:

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/eval/predictions.h"
@@ -251,7 +251,7 @@ LayerSelection uniform_selection(const SelectOptions& options, std::int64_t n_la
 LayerSelection select_layers(const Backbone& teacher, const Model::Mixers& mixers,
                              const at::Tensor& ids, const SelectOptions& options,
                              const SelectHooks& hooks) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const std::int64_t n_layers = teacher.config().n_layers;
   const bool needs_mixers = policy_needs_mixers(options, n_layers);
   if (needs_mixers && static_cast<std::int64_t>(mixers.size()) != n_layers)
@@ -265,7 +265,7 @@ LayerSelection select_layers(const Backbone& teacher, const Model::Mixers& mixer
   result.sequences = ids.size(0);
   result.tokens_each = ids.size(1);
   score_layers(teacher, mixers, ids, options, hooks, result);
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = seconds_since(start);
   return result;
 }
 

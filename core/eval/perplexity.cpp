@@ -4,11 +4,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/teacher/lanes.h"
@@ -113,7 +113,7 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens,
                       const std::function<bool()>& should_stop) {
   c10::InferenceMode inference;
   check(model, options);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const auto windows = make_windows(static_cast<std::int64_t>(tokens.size()), options);
   if (windows.empty())
     fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(tokens.size()) +
@@ -137,7 +137,7 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens,
     result.scored += window.end - window.first_scored;
     result.read += window.end - window.start + (options.bos ? 1 : 0);
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = seconds_since(start);
   return result;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 // Rows of logits held at once: V is large (49k to 152k), so 128 rows of float32 are 25 to 78 MB,
 // and a comparison needs a few of them.
-constexpr std::int64_t kRowsAtOnce = 128;
+constexpr std::int64_t kPredictionsAtOnce = 128;
 
 void add_to(std::vector<double>& sums, const std::vector<double>& more) {
   if (sums.empty()) sums.resize(more.size());
@@ -72,8 +72,8 @@ PredictionFigures compare_predictions(const PredictionSource& model,
   if (teacher != nullptr)
     for (auto* sums : {&figures.teacher_nll, &figures.kl, &figures.agreed}) sums->resize(length);
   for (std::int64_t b = 0; b < ids.size(0); ++b) {
-    for (std::int64_t at = 1; at < tokens; at += kRowsAtOnce) {
-      const std::int64_t n = std::min(kRowsAtOnce, tokens - at);
+    for (std::int64_t at = 1; at < tokens; at += kPredictionsAtOnce) {
+      const std::int64_t n = std::min(kPredictionsAtOnce, tokens - at);
       const auto logits_of = [&](const PredictionSource& source) {
         return source.backbone->logits(source.rows[b].narrow(0, at - 1, n));
       };

@@ -13,16 +13,10 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "core/teacher/shape_of.h"
 
 namespace graft {
 namespace {
-
-std::string shape_of(const at::Tensor& t) {
-  if (!t.defined()) return "nothing";
-  std::ostringstream text;
-  text << t.sizes();
-  return text.str();
-}
 
 void expect_shape(const at::Tensor& t, const char* what, at::IntArrayRef expected) {
   if (t.defined() && t.sizes() == expected) return;

@@ -3,20 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/base/error.h"
+#include "core/teacher/shape_of.h"
 
 namespace graft {
-namespace {
-
-std::string shape_of(const at::Tensor& t) {
-  std::ostringstream text;
-  text << t.sizes();
-  return text.str();
-}
-
-}  // namespace
 
 KvCache::KvCache(int64_t n_layers, int64_t batch, int64_t capacity)
     : batch_(batch), capacity_(std::max<int64_t>(capacity, 1)) {

@@ -4,11 +4,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <random>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/student/token_mixer.h"
@@ -165,7 +165,7 @@ CalibrateReport calibrate(TokenMixer& mixer, const Objective& objective,
                           const CalibrateOptions& options, const at::Tensor& x, const at::Tensor& y,
                           const at::Tensor& token_weight, std::uint64_t seed,
                           const StopCheck& should_stop) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   CalibrateReport report;
   const std::int64_t sequences = x.size(0);
   const std::int64_t batch = options.batch == 0 ? sequences : std::min(options.batch, sequences);
@@ -199,7 +199,7 @@ CalibrateReport calibrate(TokenMixer& mixer, const Objective& objective,
     ++report.steps;
   }
   trainer.restore_best();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = seconds_since(start);
   return report;
 }
 

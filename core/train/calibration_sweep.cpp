@@ -3,19 +3,13 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/teacher/lanes.h"
 
 namespace graft {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Sequences run through a layer of the teacher at once: bounds the activations of its MLP.
 constexpr std::int64_t kSequencesAtOnce = 8;

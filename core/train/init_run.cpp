@@ -3,12 +3,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <exception>
 #include <set>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 // Four sequences of 256 tokens: large enough for a GEMM, small enough that [B,H,T,T] stays near 10
 // MB.
-constexpr std::int64_t kSequencesAtOnce = 4;
+constexpr std::int64_t kSequencesInABatch = 4;
 
 // graft_named_tensor for a tensor of the host, with the DLTensor it points to.
 struct NamedTensor {
@@ -68,7 +68,7 @@ class CalibrationFeed {
   }
 
   std::uint32_t batches() const {
-    return static_cast<std::uint32_t>((sequences_ + kSequencesAtOnce - 1) / kSequencesAtOnce);
+    return static_cast<std::uint32_t>((sequences_ + kSequencesInABatch - 1) / kSequencesInABatch);
   }
 
   void install(graft_init_args& args) {
@@ -129,7 +129,7 @@ class CalibrationFeed {
   graft_status next(const graft_named_tensor* const** out, std::uint32_t* n, graft_error* error) {
     first_ = started_ ? first_ + count_ : 0;
     started_ = true;
-    count_ = std::min(kSequencesAtOnce, sequences_ - first_);
+    count_ = std::min(kSequencesInABatch, sequences_ - first_);
     batch_.clear();
     if (count_ <= 0) {
       count_ = 0;
@@ -234,7 +234,7 @@ InitReport run_layer(const Initializer& initializer, const NamedTensors& from,
                      const LayerInfo& info, TokenMixer& mixer, const LayerSignals& signals,
                      std::uint64_t seed) {
   at::NoGradGuard no_grad;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const graft_layer_info c_info = info.c_info();
   const NamedTensors to = mixer_parameters(mixer);
   std::vector<std::uint8_t> written(to.pointers.size(), 0);
@@ -269,7 +269,7 @@ InitReport run_layer(const Initializer& initializer, const NamedTensors& from,
   InitReport report;
   for (std::size_t i = 0; i < written.size(); ++i)
     (written[i] != 0 ? report.written : report.left).push_back(mixer.parameters()[i].name);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = seconds_since(start);
   return report;
 }
 

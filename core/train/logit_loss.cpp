@@ -301,7 +301,7 @@ class Blocks {
 // ---------------------------------------------------------------- as a node of the graph
 
 // Gradients are made with the loss, block by block; backward() hands them over.
-class Function : public torch::autograd::Function<Function> {
+class LogitLossNode : public torch::autograd::Function<LogitLossNode> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor&,
                             const at::Tensor&, const Job* job, LogitLoss* result) {
@@ -401,7 +401,7 @@ LogitLoss logit_loss(const LogitLossInput& input, std::span<const WeightedObject
                 denominator,
                 {graph && input.student_rows.requires_grad(), graph && projection.requires_grad()}};
   LogitLoss result;
-  result.loss = Function::apply(input.student_rows, projection, &job, &result);
+  result.loss = LogitLossNode::apply(input.student_rows, projection, &job, &result);
   return result;
 }
 

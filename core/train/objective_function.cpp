@@ -13,7 +13,7 @@ namespace {
 
 // Runs the objective once: it gives the loss and, for the signals that want one, the gradient,
 // which backward() only has to scale.
-class Function : public torch::autograd::Function<Function> {
+class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
  public:
   // `signals`: those that are there; place[i]: which of the objective's needs signal i meets.
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals,
@@ -87,7 +87,7 @@ at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& sign
     there_are.push_back(found->second);
     place.push_back(i);
   }
-  return Function::apply(at::TensorList(there_are), place, &objective_, grad_scale);
+  return ObjectiveNode::apply(at::TensorList(there_are), place, &objective_, grad_scale);
 }
 
 }  // namespace graft
