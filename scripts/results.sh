@@ -5,6 +5,7 @@
 #   scripts/results.sh distil       perplexity against distillation tokens, from each start
 #   scripts/results.sh hedgemamba   splits of one budget, the mixer's parts, the direct control
 #   scripts/results.sh layers       policies that choose which layers keep their attention
+#   scripts/results.sh experiments  other ways to convert: student-forced, corrected MLPs, cheaper decays, more text
 #   scripts/results.sh best         the best hybrid and all-recurrent student of 60,000 tokens (the latter from the demo's)
 #
 # Runs land in runs/NAME. Figures are from persuasion; the other five novels are what is read.
@@ -18,11 +19,14 @@ text=()
 for novel in "${novels[@]}"; do text+=("data/text/$novel.txt"); done
 data=(--teacher "$teacher" --text "${text[@]}" --eval-text data/text/persuasion.txt)
 
+# Smaller measurements than the demo's: there are many.
+quick=(--eval.windows 6 --agreement.prompts 8 --agreement.tokens 24)
+
 # convert OUT ARGUMENT...: the main job.
 convert() {
   local out=$1
   shift
-  "$hostapp" --mixer gdn --init taylor "${data[@]}" --out "runs/$out" --force "$@"
+  "$hostapp" --mixer gdn --init taylor "${data[@]}" "${quick[@]}" --out "runs/$out" --force "$@"
 }
 
 # train OUT RECIPE ARGUMENT...
@@ -32,56 +36,74 @@ train() {
   "$hostapp" train "$recipe" "${data[@]}" --out "runs/$out" --force --set eval.windows=6 "$@"
 }
 
+# select POLICY OUT ARGUMENT...: which 8 layers keep their attention.
+select_layers() {
+  local policy=$1 out=$2
+  shift 2
+  "$hostapp" select-layers --policy "$policy" --keep 8 --mixer gdn --init taylor "${data[@]}" \
+    --out "runs/$out.json" --force "$@"
+}
+
 table() { .deps/venv/bin/python scripts/results_table.py "$@"; }
 
 ablation() { convert ablation --keep-attention none uniform:4 --config recipes/baselines/ablation.toml --compare all; }
 
 distil() {
-  local quick=(--keep-attention uniform:4 --agreement.prompts 0 --eval.windows 1)
-  convert distil-start/naive "${quick[@]}" --init projection_copy --recipe none --calibrate.enabled false
-  convert distil-start/taylor "${quick[@]}" --calibrate.enabled false
-  convert distil-start/calibrated "${quick[@]}"
-  local runs=()
+  convert distil-start/naive --init projection_copy --recipe none --calibrate.enabled false
+  convert distil-start/taylor --calibrate.enabled false
+  local runs=() start
   for start in naive taylor calibrated; do
-    local lr=7e-4
-    [ "$start" = calibrated ] && lr=2e-4
-    train "distil/$start" distil --student "runs/distil-start/$start/student" --set stage.distil.tokens=20480 \
+    local student=runs/distil-start/$start/student lr=7e-4
+    [ $start = calibrated ] && student=runs/demo/student lr=2e-4
+    train "distil/$start" distil --student "$student" --set stage.distil.tokens=15360 \
       --set stage.distil.lr=$lr --set stage.distil.eval_every=10
     runs+=("runs/distil/$start")
   done
   table "${runs[@]}"
 }
 
+# Short rows, so that the smallest share is a few steps still.
 hedgemamba() {
-  local budget=(--set budget=12288) runs=()
+  local mamba=(--set budget=12288 --set stage.mamba.batch=1 --set stage.mamba.context=256
+    --set stage.mamba.eval_every=0 --set stage.mamba.checkpoint_every=0)
+  local two_stages=("${mamba[@]}" --set stage.linearise.batch=1 --set stage.linearise.context=256)
+  local runs=() split part
   for split in 100-0 0-100 50-50 10-90; do
     local scale=()
     [ $split = 10-90 ] || scale=(--set scale=$split)
-    train "hedgemamba/$split" hedgemamba "${scale[@]}" "${budget[@]}"
+    train "hedgemamba/$split" hedgemamba "${scale[@]}" "${two_stages[@]}"
     runs+=("runs/hedgemamba/$split")
   done
-  local part
   for part in decay=false short_conv=0 output_gate=false; do
-    train "hedgemamba/10-90-${part%=*}" hedgemamba "${budget[@]}" --set "stage.mamba.mixer.options.$part"
+    train "hedgemamba/10-90-${part%=*}" hedgemamba "${two_stages[@]}" \
+      --set "stage.mamba.mixer.options.$part"
     runs+=("runs/hedgemamba/10-90-${part%=*}")
   done
-  train hedgemamba/direct hedgemamba-direct "${budget[@]}"
+  train hedgemamba/direct hedgemamba-direct "${mamba[@]}"
   table "${runs[@]}" runs/hedgemamba/direct
 }
 
 layers() {
   local lists=() policy
   for policy in ar ga-s2 swap-kl; do
-    "$hostapp" select-layers --policy $policy --keep 8 --mixer gdn --init taylor "${data[@]}" \
-      --out "runs/layers/$policy.json" --force
+    select_layers $policy layers/$policy --select.windows 2 --select.context 256
     lists+=("runs/layers/$policy.json")
   done
   convert layers/students --keep-attention uniform:4 "${lists[@]}" --calibrate.enabled false
 }
 
+experiments() {
+  local closed=(--keep-attention none --calibrate.enabled false)
+  convert experiments/default "${closed[@]}"
+  convert experiments/median "${closed[@]}" --init.options.decay median
+  convert experiments/more-text "${closed[@]}" --init.tokens 32768
+  convert experiments/student "${closed[@]}" --convert.inputs student
+  convert experiments/student-mlp "${closed[@]}" --convert.inputs student --convert.mlp_ridge 0.3
+  convert experiments/student-mlp-calibrated --keep-attention none --convert.inputs student --convert.mlp_ridge 0.3
+}
+
 best() {
-  "$hostapp" select-layers --policy swap-kl --keep 8 --mixer gdn --init taylor "${data[@]}" \
-    --out runs/best/layers.json --force
+  select_layers swap-kl best/layers --select.windows 2 --init.tokens 8192
   convert best/hybrid-start --keep-attention runs/best/layers.json
   train best/hybrid distil --student runs/best/hybrid-start/student
   train best/all distil --student runs/demo/student --set eval.windows=16
@@ -89,6 +111,6 @@ best() {
 }
 
 case ${1:-} in
-  ablation | distil | hedgemamba | layers | best) "$1" ;;
-  *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+  ablation | distil | hedgemamba | layers | experiments | best) "$1" ;;
+  *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

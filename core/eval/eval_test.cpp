@@ -148,6 +148,45 @@ TEST(Generate, GreedyEqualsRepeatedFullForwards) {
   }
 }
 
+// Left padding: a prompt among others, or alone in a batch, goes on as it does by itself.
+TEST(Generate, ABatchOfUnequalPromptsGivesWhatEachGivesAlone) {
+  TempFolder folder;
+  const Model model = golden_model(folder / "m");
+  const std::vector<std::vector<std::int32_t>> prompts = {some_tokens(7), some_tokens(1),
+                                                          some_tokens(12), some_tokens(7)};
+  for (const SampleOptions& options :
+       {SampleOptions{}, SampleOptions{.temperature = 0.8, .seed = 3}}) {
+    const auto reports = generate_batch(model, prompts, 9, options, /*ignore_stop=*/true);
+    ASSERT_EQ(reports.size(), prompts.size());
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      const auto alone = generate(model, prompts[i], 9, options, {}, true).ids;
+      EXPECT_EQ(reports[i].ids, alone) << "prompt " << i;
+      EXPECT_EQ(generate_batch(model, {prompts[i]}, 9, options, true)[0].ids, alone);
+    }
+  }
+  EXPECT_TRUE(generate_batch(model, {}, 9, {}).empty());
+  EXPECT_GRAFT_ERROR(generate_batch(model, {some_tokens(2), {}}, 9, {}), ErrorKind::usage,
+                     HasSubstr("has no tokens"));
+}
+
+TEST(Generate, ARowOfABatchThatStopsLeavesTheOthersAlone) {
+  TempFolder folder;
+  const Model free = golden_model(folder / "free");
+  const auto ids = generate(free, some_tokens(6), 8, {}, {}, true).ids;
+  ModelFiles files = ModelFiles::golden("llama");
+  files.config["eos_token_id"] = nlohmann::json::array({ids[3]});
+  files.write(folder / "stops");
+  const Model stops(std::make_shared<const Backbone>(Backbone::load(folder / "stops")));
+  const std::vector<std::vector<std::int32_t>> prompts = {some_tokens(6), some_tokens(3)};
+  const auto reports = generate_batch(stops, prompts, 8, {});
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const GenerateReport alone = generate(stops, prompts[i], 8, {});
+    EXPECT_EQ(reports[i].ids, alone.ids);
+    EXPECT_EQ(reports[i].stopped, alone.stopped);
+  }
+  EXPECT_TRUE(reports[0].stopped);
+}
+
 TEST(Generate, NothingIsCarriedFromOneRequestToTheNext) {
   TempFolder folder;
   const Model model = golden_model(folder / "m");

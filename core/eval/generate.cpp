@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <utility>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -20,6 +20,105 @@ double uniform(std::uint64_t& state) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
+}
+
+struct PaddedPrompts {
+  at::Tensor ids, mask;  // [B,T] i64 and u8; the mask is undefined where nothing is padded
+};
+
+PaddedPrompts pad_on_the_left(const std::vector<std::vector<std::int32_t>>& prompts) {
+  std::size_t longest = 0, shortest = prompts.front().size();
+  for (const auto& prompt : prompts) {
+    if (prompt.empty())
+      fail(ErrorKind::usage,
+           "the prompt has no tokens; give at least one character, or a model with a BOS token");
+    longest = std::max(longest, prompt.size());
+    shortest = std::min(shortest, prompt.size());
+  }
+  const auto rows = static_cast<std::int64_t>(prompts.size());
+  const auto width = static_cast<std::int64_t>(longest);
+  PaddedPrompts padded{at::zeros({rows, width}, at::kLong), {}};
+  if (shortest < longest) padded.mask = at::zeros({rows, width}, at::kByte);
+  for (std::size_t b = 0; b < prompts.size(); ++b) {
+    const std::size_t first = b * longest + longest - prompts[b].size();
+    std::copy(prompts[b].begin(), prompts[b].end(), padded.ids.data_ptr<std::int64_t>() + first);
+    if (padded.mask.defined())
+      std::fill_n(padded.mask.data_ptr<std::uint8_t>() + first, prompts[b].size(), std::uint8_t{1});
+  }
+  return padded;
+}
+
+// Where each prompt of a batch stands.
+class Continuations {
+ public:
+  Continuations(std::size_t count, std::int64_t max_tokens, const SampleOptions& options,
+                std::vector<std::int64_t> stops)
+      : reports(count),
+        max_tokens_(max_tokens),
+        stops_(std::move(stops)),
+        samplers_(count, TokenSampler(options)),
+        open_(count, max_tokens > 0) {}
+
+  bool all_done() const { return std::find(open_.begin(), open_.end(), true) == open_.end(); }
+
+  // Takes a token of each open row of logits [B,V]; gives what to feed next, [B,1]: anything for
+  // rows that are done.
+  at::Tensor take(const at::Tensor& logits, const std::function<bool(std::int32_t)>& on_token) {
+    at::Tensor next = at::zeros({logits.size(0), 1}, at::kLong);
+    for (std::size_t b = 0; b < reports.size(); ++b)
+      if (open_[b])
+        next.data_ptr<std::int64_t>()[b] =
+            take_one(b, logits[static_cast<std::int64_t>(b)], on_token);
+    return next;
+  }
+
+  std::vector<GenerateReport> reports;
+
+ private:
+  std::int32_t take_one(std::size_t b, const at::Tensor& logits,
+                        const std::function<bool(std::int32_t)>& on_token) {
+    GenerateReport& report = reports[b];
+    const std::int32_t id = samplers_[b].pick(logits);
+    report.stopped = std::find(stops_.begin(), stops_.end(), id) != stops_.end();
+    if (!report.stopped) report.ids.push_back(id);
+    open_[b] = !report.stopped && (!on_token || on_token(id)) &&
+               static_cast<std::int64_t>(report.ids.size()) < max_tokens_;
+    return id;
+  }
+
+  std::int64_t max_tokens_;
+  std::vector<std::int64_t> stops_;
+  std::vector<TokenSampler> samplers_;
+  std::vector<bool> open_;
+};
+
+std::vector<GenerateReport> continue_prompts(const Model& model,
+                                             const std::vector<std::vector<std::int32_t>>& prompts,
+                                             std::int64_t max_tokens, const SampleOptions& options,
+                                             const std::function<bool(std::int32_t)>& on_token,
+                                             bool ignore_stop) {
+  c10::InferenceMode inference;
+  Continuations rows(prompts.size(), max_tokens, options,
+                     ignore_stop ? std::vector<std::int64_t>{} : model.config().stop_ids);
+  const PaddedPrompts padded = pad_on_the_left(prompts);
+  Decoder decoder(model, padded.ids.size(0));
+
+  const auto started = Clock::now();
+  at::Tensor logits = decoder.feed(padded.ids, padded.mask);
+  const double prefill_seconds = seconds_since(started);
+
+  const auto prefilled = Clock::now();
+  while (!rows.all_done()) {
+    const at::Tensor next = rows.take(logits, on_token);
+    if (!rows.all_done()) logits = decoder.feed(next);
+  }
+  const double decode_seconds = seconds_since(prefilled);
+  for (GenerateReport& report : rows.reports) {
+    report.prefill_seconds = prefill_seconds;
+    report.decode_seconds = decode_seconds;
+    report.state_bytes = decoder.bytes();
+  }
+  return std::move(rows.reports);
 }
 
 }  // namespace
@@ -56,36 +155,17 @@ std::int32_t TokenSampler::pick(const at::Tensor& logits) {
 GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt,
                         std::int64_t max_tokens, const SampleOptions& options,
                         const std::function<bool(std::int32_t)>& on_token, bool ignore_stop) {
-  c10::InferenceMode inference;
-  if (prompt.empty())
-    fail(ErrorKind::usage,
-         "the prompt has no tokens; give at least one character, or a model with a BOS token");
-  TokenSampler sampler(options);
-  GenerateReport report;
-  Decoder decoder(model, 1);
-  const auto& stops = model.config().stop_ids;
+  return std::move(continue_prompts(model, {{prompt.begin(), prompt.end()}}, max_tokens, options,
+                                    on_token, ignore_stop)
+                       .front());
+}
 
-  auto start = Clock::now();
-  at::Tensor ids = at::empty({1, static_cast<std::int64_t>(prompt.size())}, at::kLong);
-  std::copy(prompt.begin(), prompt.end(), ids.data_ptr<std::int64_t>());
-  at::Tensor logits = decoder.feed(ids);
-  report.prefill_seconds = seconds_since(start);
-
-  start = Clock::now();
-  while (static_cast<std::int64_t>(report.ids.size()) < max_tokens) {
-    const std::int32_t id = sampler.pick(logits[0]);
-    if (!ignore_stop && std::find(stops.begin(), stops.end(), id) != stops.end()) {
-      report.stopped = true;
-      break;
-    }
-    report.ids.push_back(id);
-    if (on_token && !on_token(id)) break;
-    if (static_cast<std::int64_t>(report.ids.size()) == max_tokens) break;
-    logits = decoder.feed(at::full({1, 1}, id, at::kLong));
-  }
-  report.decode_seconds = seconds_since(start);
-  report.state_bytes = decoder.bytes();
-  return report;
+std::vector<GenerateReport> generate_batch(const Model& model,
+                                           const std::vector<std::vector<std::int32_t>>& prompts,
+                                           std::int64_t max_tokens, const SampleOptions& options,
+                                           bool ignore_stop) {
+  if (prompts.empty()) return {};
+  return continue_prompts(model, prompts, max_tokens, options, {}, ignore_stop);
 }
 
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens) {

@@ -44,6 +44,14 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
                         const std::function<bool(std::int32_t)>& on_token = {},
                         bool ignore_stop = false);
 
+// Several prompts as one batch, padded on the left; each sampler has the same seed, so that a
+// prompt draws the numbers it would draw alone. The times and bytes of each report are those of the
+// batch. Throws Error(usage) for an empty prompt; no prompts give no reports.
+std::vector<GenerateReport> generate_batch(const Model& model,
+                                           const std::vector<std::vector<std::int32_t>>& prompts,
+                                           std::int64_t max_tokens, const SampleOptions& options,
+                                           bool ignore_stop = false);
+
 // Greedy continuations of equally long prompts ids [B,P] i64, as one batch: [B,tokens] i64. Stop
 // tokens do not stop.
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens);

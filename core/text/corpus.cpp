@@ -137,25 +137,37 @@ struct Job {
   std::function<void(std::uint64_t done)> progress;
 };
 
-void write_lines(const Job& job, std::string_view content, TokenBlock::Writer& writer) {
+// Each line that is not blank, with its number from 1 and where the next one begins.
+void for_each_line(std::string_view content,
+                   const std::function<void(std::uint64_t, std::string_view, std::size_t)>& visit) {
   std::uint64_t number = 0;
   for (std::size_t begin = 0; begin < content.size();) {
     const std::size_t end = std::min(content.find('\n', begin), content.size());
     const std::string_view line = content.substr(begin, end - begin);
     begin = end + 1;
     ++number;
-    if (is_blank(line)) continue;
-    const std::string text = text_of_line(job.path, number, line, job.options.jsonl_field);
-    writer.add(job.tokenizer.encode(text), number);
-    job.progress(std::min(begin, content.size()));
+    if (!is_blank(line)) visit(number, line, std::min(begin, content.size()));
   }
 }
 
-void write_block(const Job& job, const fs::path& target, const std::string& key) {
-  require_text(job.path, job.content);
-  std::string_view content = job.content;
+void write_lines(const Job& job, std::string_view content, TokenBlock::Writer& writer) {
+  for_each_line(content, [&](std::uint64_t number, std::string_view line, std::size_t next) {
+    const std::string text = text_of_line(job.path, number, line, job.options.jsonl_field);
+    writer.add(job.tokenizer.encode(text), number);
+    job.progress(next);
+  });
+}
+
+// What is to be read of a text file; refuses other files, and empty ones.
+std::string_view checked_text(const fs::path& path, std::string_view content) {
+  require_text(path, content);
   if (content.starts_with(kByteOrderMark)) content.remove_prefix(kByteOrderMark.size());
-  if (content.empty()) refuse(job.path, "the file is empty");
+  if (content.empty()) refuse(path, "the file is empty");
+  return content;
+}
+
+void write_block(const Job& job, const fs::path& target, const std::string& key) {
+  const std::string_view content = checked_text(job.path, job.content);
   write_file_atomically(target, [&](FileWriter& file) {
     TokenBlock::Writer writer(file, key);
     if (is_jsonl(job.path)) {
@@ -188,6 +200,19 @@ std::string key_of(const fs::path& path, const std::string& sha256, const Tokeni
 }
 
 }  // namespace
+
+std::vector<std::string> read_lines(const fs::path& path, const std::string& jsonl_field) {
+  const MappedFile file(path);
+  std::vector<std::string> lines;
+  for_each_line(checked_text(path, file.text()),
+                [&](std::uint64_t number, std::string_view line, std::size_t) {
+                  if (line.ends_with('\r')) line.remove_suffix(1);
+                  lines.push_back(is_jsonl(path) ? text_of_line(path, number, line, jsonl_field)
+                                                 : std::string(line));
+                });
+  if (lines.empty()) refuse(path, "the file has nothing but blank lines");
+  return lines;
+}
 
 fs::path default_cache_dir() {
   const auto variable = [](const char* name) -> fs::path {

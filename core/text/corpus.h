@@ -71,6 +71,11 @@ class Corpus {
   std::string content_hash_;
 };
 
+// The lines of a text file that are not blank, without their ends; of a .jsonl file what stands
+// under `jsonl_field`. Errors as Corpus::open's.
+std::vector<std::string> read_lines(const std::filesystem::path& path,
+                                    const std::string& jsonl_field = "text");
+
 // Throws Error(input) unless `document` has at least `needed` tokens. `purpose` ends the sentence
 // "N tokens are needed for ...", e.g. "one evaluation window".
 void require_tokens(const Document& document, int64_t needed, const std::string& purpose);

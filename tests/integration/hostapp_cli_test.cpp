@@ -500,5 +500,33 @@ TEST_F(HostappTest, GeneratesFromTeacherAndStudentTheSameEachTime) {
   EXPECT_THAT(without.err, HasSubstr("missing: --prompt TEXT"));
 }
 
+TEST_F(HostappTest, GeneratesFromAFileOfPrompts) {
+  write("prompts.txt", "the old bridge\n\nshe\r\n");
+  write("prompts.jsonl", R"({"prompt": "the old bridge"})"
+                         "\n"
+                         R"({"prompt": "she"})");
+  Words words = {"generate", shared("teacher"), "--generate.tokens", "6", "--prompts"};
+  Words lines = words, json = words;
+  lines.push_back("prompts.txt");
+  json.push_back("prompts.jsonl");
+  const Finished first = run(lines);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(std::count(first.out.begin(), first.out.end(), '\n'), 2);
+  EXPECT_THAT(first.out, AllOf(StartsWith(R"({"prompt":"the old bridge","text":)"),
+                               HasSubstr(R"({"prompt":"she","text":)")));
+  EXPECT_EQ(run(json).out, first.out);
+  const Finished alone =
+      run({"generate", shared("teacher"), "--generate.tokens", "6", "--prompt", "she"});
+  EXPECT_THAT(
+      first.out,
+      HasSubstr(R"("text":)" + nlohmann::json(alone.out.substr(0, alone.out.size() - 1)).dump()));
+  expect_refused({"generate", shared("teacher"), "--prompts", "prompts.txt", "--prompt", "x"},
+                 ErrorKind::usage, HasSubstr("one of --prompt and --prompts"));
+  write("other.jsonl", R"({"promt": "she"})");
+  expect_refused({"generate", shared("teacher"), "--prompts", "other.jsonl"}, ErrorKind::input,
+                 AllOf(HasSubstr("other.jsonl"), HasSubstr("no key 'prompt'"),
+                       HasSubstr("did you mean 'promt'")));
+}
+
 }  // namespace
 }  // namespace graft
