@@ -40,6 +40,7 @@ train() {
 select_layers() {
   local policy=$1 out=$2
   shift 2
+  mkdir -p "runs/$(dirname "$out")"
   "$hostapp" select-layers --policy "$policy" --keep 8 --mixer gdn --init taylor "${data[@]}" \
     --out "runs/$out.json" --force "$@"
 }
