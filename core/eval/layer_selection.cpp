@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -14,6 +17,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "core/eval/predictions.h"
+#include "core/teacher/lanes.h"
 
 namespace graft {
 namespace {
@@ -59,12 +63,19 @@ std::vector<int> uniform_layers(const SelectOptions& options, std::int64_t n_lay
   return layers;
 }
 
-// Runs variants of the teacher on the same text.
+// Runs variants of the teacher on the same text, several side by side: each lane has its own
+// instances of the mixers.
 class Variants {
  public:
   Variants(const Backbone& teacher, const Model::Mixers& mixers, const at::Tensor& ids,
            const SelectHooks& hooks)
-      : teacher_(teacher), mixers_(mixers), ids_(ids), hooks_(hooks) {}
+      : teacher_(teacher), mixers_{mixers}, ids_(ids), hooks_(hooks) {
+    while (static_cast<std::int64_t>(mixers_.size()) < lanes(n_layers())) {
+      Model::Mixers own;
+      for (const auto& [layer, mixer] : mixers) own[layer] = mixer->replica();
+      mixers_.push_back(std::move(own));
+    }
+  }
 
   std::int64_t n_layers() const { return teacher_.config().n_layers; }
   at::Tensor embed() const { return teacher_.embed(ids_); }
@@ -73,20 +84,33 @@ class Variants {
     return teacher_.finish_block(layer, h,
                                  teacher_.attention(layer, teacher_.block_input(layer, h)).y);
   }
-  at::Tensor mixer(std::int64_t layer, const at::Tensor& h) const {
+  at::Tensor mixer(std::int64_t layer, const at::Tensor& h, std::int64_t lane) const {
+    const Model::Mixers& own = mixers_[static_cast<std::size_t>(lane)];
     return teacher_.finish_block(layer, h,
-                                 mixers_.at(layer)->forward(teacher_.block_input(layer, h)).y);
+                                 own.at(layer)->forward(teacher_.block_input(layer, h)).y);
   }
   // The layer with a block that gives 0.
   at::Tensor bypass(std::int64_t layer, const at::Tensor& h) const {
     return teacher_.finish_block(layer, h, at::zeros_like(h));
   }
+  template <class Keeps>
+  at::Tensor layer(std::int64_t layer, const at::Tensor& h, Keeps&& keeps,
+                   std::int64_t lane) const {
+    return keeps(layer) ? attention(layer, h) : mixer(layer, h, lane);
+  }
   // Layers from `first` on, with attention where `keeps` says so; then the norm.
   template <class Keeps>
-  at::Tensor rest(std::int64_t first, at::Tensor h, Keeps&& keeps) const {
-    for (std::int64_t layer = first; layer < n_layers(); ++layer)
-      h = keeps(layer) ? attention(layer, h) : mixer(layer, h);
+  at::Tensor rest(std::int64_t first, at::Tensor h, Keeps&& keeps, std::int64_t lane) const {
+    for (std::int64_t at = first; at < n_layers(); ++at) h = layer(at, h, keeps, lane);
     return teacher_.final_norm(h);
+  }
+  // The stream before each layer.
+  template <class Keeps>
+  std::vector<at::Tensor> streams(Keeps&& keeps) const {
+    std::vector<at::Tensor> before{embed()};
+    for (std::int64_t at = 0; at + 1 < n_layers(); ++at)
+      before.push_back(layer(at, before.back(), keeps, 0));
+    return before;
   }
 
   double perplexity_of(const at::Tensor& rows) const {
@@ -97,21 +121,40 @@ class Variants {
     return compare_predictions({&teacher_, rows}, &teacher, ids_).mean_kl();
   }
 
-  void evaluated(std::int64_t layer, const std::string& figure, double value) const {
-    if (hooks_.should_stop && hooks_.should_stop())
-      fail(ErrorKind::interrupted, "interrupted while layers were selected");
-    char text[96];
-    std::snprintf(text, sizeof text, "layer %lld, %s %.4g", static_cast<long long>(layer),
-                  figure.c_str(), value);
-    if (hooks_.evaluated) hooks_.evaluated(text);
+  // figure_of(layer, h, lane) of each candidate, given the stream h before it.
+  template <class FigureOf>
+  std::vector<LayerScore> score(const std::vector<std::int64_t>& candidates,
+                                std::vector<at::Tensor> before, const std::string& name,
+                                FigureOf&& figure_of) const {
+    std::vector<LayerScore> scores(candidates.size());
+    std::mutex said;
+    in_lanes(static_cast<std::int64_t>(candidates.size()), [&](std::int64_t i, std::int64_t lane) {
+      if (hooks_.should_stop && hooks_.should_stop())
+        fail(ErrorKind::interrupted, "interrupted while layers were selected");
+      const std::int64_t at = candidates[static_cast<std::size_t>(i)];
+      const at::Tensor h = std::move(before[static_cast<std::size_t>(at)]);
+      const double figure = figure_of(at, h, lane);
+      scores[static_cast<std::size_t>(i)] = {static_cast<int>(at), figure};
+      const std::scoped_lock lock(said);
+      say(at, name, figure);
+    });
+    return scores;
   }
+
   void begin(std::int64_t units) const {
     if (hooks_.begin) hooks_.begin(units);
   }
 
  private:
+  void say(std::int64_t layer, const std::string& name, double figure) const {
+    char text[96];
+    std::snprintf(text, sizeof text, "layer %lld, %s %.4g", static_cast<long long>(layer),
+                  name.c_str(), figure);
+    if (hooks_.evaluated) hooks_.evaluated(text);
+  }
+
   const Backbone& teacher_;
-  const Model::Mixers& mixers_;
+  std::vector<Model::Mixers> mixers_;  // of each lane
   const at::Tensor& ids_;
   const SelectHooks& hooks_;
 };
@@ -122,16 +165,14 @@ bool always(std::int64_t) { return true; }
 template <class Instead, class Figure>
 std::vector<LayerScore> one_at_a_time(const Variants& variants, Instead&& instead, Figure&& figure,
                                       const std::string& name) {
-  std::vector<LayerScore> scores;
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(variants.n_layers()));
+  std::iota(layers.begin(), layers.end(), 0);
   variants.begin(variants.n_layers());
-  at::Tensor h = variants.embed();  // the teacher's stream before the layer
-  for (std::int64_t layer = 0; layer < variants.n_layers(); ++layer) {
-    const double score = figure(variants.rest(layer + 1, instead(layer, h), always));
-    scores.push_back({static_cast<int>(layer), score});
-    variants.evaluated(layer, name, score);
-    h = variants.attention(layer, h);
-  }
-  return scores;
+  return variants.score(
+      layers, variants.streams(always), name,
+      [&](std::int64_t layer, const at::Tensor& h, std::int64_t lane) {
+        return figure(variants.rest(layer + 1, instead(layer, h, lane), always, lane));
+      });
 }
 
 // Keeps the layers of the largest scores; of equals the earlier.
@@ -150,22 +191,17 @@ void keep_largest(std::vector<LayerScore>& scores, std::int64_t keep) {
 }
 
 // Perplexity with each layer's attention given back to the student that keeps `kept`.
-std::vector<LayerScore> addition_round(const Variants& variants, const std::set<std::int64_t>& kept,
-                                       bool last) {
-  std::vector<LayerScore> scores;
+std::vector<LayerScore> addition_round(const Variants& variants,
+                                       const std::set<std::int64_t>& kept) {
   const auto keeps = [&](std::int64_t layer) { return kept.contains(layer); };
-  at::Tensor h = variants.embed();  // the student's stream before the layer
-  for (std::int64_t layer = 0; layer < variants.n_layers(); ++layer) {
-    if (!keeps(layer)) {
-      const double score =
-          variants.perplexity_of(variants.rest(layer + 1, variants.attention(layer, h), keeps));
-      scores.push_back({static_cast<int>(layer), score});
-      variants.evaluated(layer, "perplexity", score);
-    }
-    if (layer + 1 < variants.n_layers() || !last)
-      h = keeps(layer) ? variants.attention(layer, h) : variants.mixer(layer, h);
-  }
-  return scores;
+  std::vector<std::int64_t> candidates;
+  for (std::int64_t layer = 0; layer < variants.n_layers(); ++layer)
+    if (!keeps(layer)) candidates.push_back(layer);
+  return variants.score(candidates, variants.streams(keeps), "perplexity",
+                        [&](std::int64_t layer, const at::Tensor& h, std::int64_t lane) {
+                          return variants.perplexity_of(
+                              variants.rest(layer + 1, variants.attention(layer, h), keeps, lane));
+                        });
 }
 
 std::vector<LayerScore> add_greedily(const Variants& variants, std::int64_t keep) {
@@ -176,7 +212,7 @@ std::vector<LayerScore> add_greedily(const Variants& variants, std::int64_t keep
   std::set<std::int64_t> kept;
   for (std::int64_t round = 0; round < keep; ++round) {
     const LayerScore* best = nullptr;
-    const auto tried = addition_round(variants, kept, round + 1 == keep);
+    const auto tried = addition_round(variants, kept);
     for (const LayerScore& score : tried) {
       scores[static_cast<std::size_t>(score.layer)] = score;
       if (best == nullptr || score.score < best->score) best = &score;
@@ -200,20 +236,25 @@ std::vector<LayerScore> add_greedily(const Variants& variants, std::int64_t keep
 void score_layers(const Backbone& teacher, const Model::Mixers& mixers, const at::Tensor& ids,
                   const SelectOptions& options, const SelectHooks& hooks, LayerSelection& result) {
   const Variants variants(teacher, mixers, ids, hooks);
-  const at::Tensor teacher_rows = variants.rest(0, variants.embed(), always);
+  const at::Tensor teacher_rows = variants.rest(0, variants.embed(), always, 0);
   result.teacher_perplexity = variants.perplexity_of(teacher_rows);
   if (options.policy == "ar") {
     result.score = "perplexity of the teacher without this layer's attention";
     result.scores = one_at_a_time(
         variants,
-        [&](std::int64_t layer, const at::Tensor& h) { return variants.bypass(layer, h); },
+        [&](std::int64_t layer, const at::Tensor& h, std::int64_t) {
+          return variants.bypass(layer, h);
+        },
         [&](const at::Tensor& rows) { return variants.perplexity_of(rows); }, "perplexity");
     keep_largest(result.scores, options.keep);
   } else if (options.policy == "swap-kl") {
     result.score =
         "KL(teacher || teacher with this layer's mixer in place of attention), nats per token";
     result.scores = one_at_a_time(
-        variants, [&](std::int64_t layer, const at::Tensor& h) { return variants.mixer(layer, h); },
+        variants,
+        [&](std::int64_t layer, const at::Tensor& h, std::int64_t lane) {
+          return variants.mixer(layer, h, lane);
+        },
         [&](const at::Tensor& rows) { return variants.divergence_of(rows, teacher_rows); }, "KL");
     keep_largest(result.scores, options.keep);
   } else {

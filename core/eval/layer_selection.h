@@ -46,8 +46,8 @@ struct LayerSelection {
 };
 
 struct SelectHooks {
-  std::function<void(std::int64_t units)> begin;  // evaluations to come
-  std::function<void(const std::string& note)> evaluated;
+  std::function<void(std::int64_t units)> begin;           // evaluations to come
+  std::function<void(const std::string& note)> evaluated;  // one call at a time, in no order
   std::function<bool()> should_stop;
 };
 
