@@ -175,14 +175,15 @@ std::vector<LayerScore> one_at_a_time(const Variants& variants, Instead&& instea
       });
 }
 
+// A variant that gives no number is as bad as can be.
+double badness(const LayerScore& score) { return std::isnan(score.score) ? INFINITY : score.score; }
+
 // Keeps the layers of the largest scores; of equals the earlier.
 void keep_largest(std::vector<LayerScore>& scores, std::int64_t keep) {
   std::vector<LayerScore*> order;
   for (LayerScore& score : scores) order.push_back(&score);
   std::stable_sort(order.begin(), order.end(), [](const LayerScore* a, const LayerScore* b) {
-    // A variant that is not finite is as bad as can be.
-    const auto key = [](const LayerScore* s) { return std::isnan(s->score) ? INFINITY : s->score; };
-    return key(a) > key(b);
+    return badness(*a) > badness(*b);
   });
   for (std::size_t i = 0; i < order.size(); ++i) {
     order[i]->rank = static_cast<int>(i) + 1;
@@ -215,7 +216,7 @@ std::vector<LayerScore> add_greedily(const Variants& variants, std::int64_t keep
     const auto tried = addition_round(variants, kept);
     for (const LayerScore& score : tried) {
       scores[static_cast<std::size_t>(score.layer)] = score;
-      if (best == nullptr || score.score < best->score) best = &score;
+      if (best == nullptr || badness(score) < badness(*best)) best = &score;
     }
     LayerScore& added = scores[static_cast<std::size_t>(best->layer)];
     added.kept = true;
@@ -226,8 +227,9 @@ std::vector<LayerScore> add_greedily(const Variants& variants, std::int64_t keep
   std::vector<LayerScore*> others;
   for (LayerScore& score : scores)
     if (!score.kept) others.push_back(&score);
-  std::stable_sort(others.begin(), others.end(),
-                   [](const LayerScore* a, const LayerScore* b) { return a->score < b->score; });
+  std::stable_sort(others.begin(), others.end(), [](const LayerScore* a, const LayerScore* b) {
+    return badness(*a) < badness(*b);
+  });
   for (std::size_t i = 0; i < others.size(); ++i)
     others[i]->rank = static_cast<int>(keep) + static_cast<int>(i) + 1;
   return scores;

@@ -341,6 +341,8 @@ class TrainRun {
       one_step(i, *trainer, sampler, log);
       const bool last = state_.stage_step == stage.steps;
       if (last) trainer->finish();
+      if (last || stop_asked() || evaluation_due(stage) || due(stage.checkpoint_every))
+        check_finite(i);
       const bool improved = evaluation_due(stage) && measure(i);
       const bool stopping = stop_asked();
       if (last || stopping || improved || due(stage.checkpoint_every)) save(*trainer, log, i);
@@ -350,6 +352,26 @@ class TrainRun {
     }
     set_compute(Compute::float32);
     result_.perplexity.push_back(last_perplexity_);
+  }
+
+  // Of weights that are not finite neither a measurement nor a checkpoint is worth anything.
+  void check_finite(std::size_t i) const {
+    const StagePlan& plan = plan_.stages[i];
+    const TensorsByName tensors = weights();
+    for (const std::size_t k : plan.trained) {
+      const ParameterInfo& info = plan.parameters[k];
+      if (!at::isfinite(tensors.at(info.name)).all().item<bool>())
+        fail_not_finite(i, (info.layer < 0 ? "" : ", layer " + std::to_string(info.layer)) + ": " +
+                               info.name + " is not finite");
+    }
+  }
+
+  [[noreturn]] void fail_not_finite(std::size_t i, const std::string& what) const {
+    throw NotFinite("stage '" + job_.stages[i].name + "', step " +
+                    std::to_string(state_.stage_step) + what +
+                    " behind this step; a smaller lr may help. It is not saved: --resume goes on "
+                    "from the checkpoint "
+                    "before it, if there is one");
   }
 
   bool due(std::int64_t every) const { return every > 0 && state_.stage_step % every == 0; }
@@ -421,6 +443,8 @@ class TrainRun {
     const std::optional<Agreement> agreement = view_->agreement_with(Model(teacher_), *student_);
     set_compute(compute);
     last_perplexity_ = result.value();
+    if (!std::isfinite(last_perplexity_))
+      fail_not_finite(i, ": perplexity on the held-out text is " + figure(last_perplexity_));
     ordered_json line = line_of("eval", i);
     line["perplexity"] = last_perplexity_;
     line["scored"] = result.scored;

@@ -371,6 +371,53 @@ TEST_F(TrainJobTest, AccumulationIsOneLargeBatch) {
     }
 }
 
+// Distances divide by the sum of their weights' roots, not by the tokens.
+TEST_F(TrainJobTest, WeightedDistancesDoNotDependOnHowAStepIsCut) {
+  job_.stages.resize(1);
+  Stage& stage = job_.stages[0];
+  stage.steps = 1;
+  stage.token_weight = "residual";
+  for (const bool relative : {false, true}) {
+    stage.objectives[0].plugin.options = {{"loss", std::string("l2")}, {"relative", relative}};
+    std::vector<json> steps;
+    for (const std::int64_t batch : {4, 1}) {
+      stage.batch = batch;
+      stage.accumulate = 4 / batch;
+      job_.out = folder_ / (std::to_string(batch) + (relative ? "-relative" : ""));
+      run();
+      for (const json& line : metrics(job_.out))
+        if (line.at("kind") == "step") steps.push_back(line);
+    }
+    ASSERT_EQ(steps.size(), 2u);
+    for (const char* key : {"loss", "grad_norm"}) {
+      const double whole = steps[0].at(key).get<double>();
+      EXPECT_NEAR(steps[1].at(key).get<double>(), whole, 1e-4 * whole) << key << relative;
+    }
+  }
+}
+
+TEST_F(TrainJobTest, WeightsThatAreNotFiniteBehindTheLastStepAreNoStudent) {
+  job_.stages.resize(1);
+  job_.stages[0].steps = 1;
+  job_.stages[0].lr = 1e39;
+  job_.stages[0].schedule = {"constant", 1, 0, 0, 0};
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::internal,
+                     AllOf(HasSubstr("stage 'align', step 1, layer "),
+                           HasSubstr(" is not finite behind this step")));
+  EXPECT_FALSE(fs::exists(job_.out / "student"));
+}
+
+TEST_F(TrainJobTest, ALossOfTheWholeModelThatIsNotFiniteNamesTheLayer) {
+  job_.stages = {job_.stages[0], model_stage("distil", 4)};
+  job_.stages[0].steps = 1;
+  job_.stages[1].lr = 1e30;
+  job_.stages[1].clip = 0;
+  job_.stages[1].schedule = {"constant", 4, 0, 0, 0};
+  EXPECT_GRAFT_ERROR(
+      run(), ErrorKind::internal,
+      AllOf(HasSubstr("stage 'distil', step "), HasSubstr("layer "), HasSubstr("is saved in")));
+}
+
 TEST_F(TrainJobTest, TrainsWhatIsSelectedAndNothingElse) {
   job_.stages.resize(1);
   job_.stages[0].train = {"mixers", "-role:output", "-role:norm"};

@@ -26,20 +26,24 @@ class Block {
     parts_.clear();
   }
 
-  // Adds one batch: gradients times the weight of its tokens, which end() divides by their sum.
+  // Adds one batch: gradients times its weight, which end() divides by their sum. The weight is
+  // what the objective divided by, so that a step is the same however it is cut into batches;
+  // several objectives, which may divide by different things, share that of the tokens.
   void add(const StageObjectives& objectives, const Batch& batch, const at::Tensor& x,
            const at::Tensor& y, const at::Tensor& token_weight) {
     at::AutoGradMode grad(true);
     const at::Tensor out = run_mixer(mixer_, x, stage_.compute);
-    const double weight = token_weight.defined() ? token_weight.sum(at::kDouble).item<double>()
-                                                 : static_cast<double>(batch.real);
+    double weight = token_weight.defined() ? token_weight.sum(at::kDouble).item<double>()
+                                           : static_cast<double>(batch.real);
     at::Tensor total;
     for (const StageObjectives::Item& item : objectives.items()) {
+      const bool alone = objectives.items().size() == 1;
       const at::Tensor loss = ObjectiveFunction(*item.objective)
                                   .loss({{GRAFT_SIGNAL_STUDENT_HIDDEN, out},
                                          {GRAFT_SIGNAL_TEACHER_HIDDEN, y},
                                          {GRAFT_SIGNAL_LOSS_MASK, batch.mask},
-                                         {GRAFT_SIGNAL_TOKEN_WEIGHT, token_weight}});
+                                         {GRAFT_SIGNAL_TOKEN_WEIGHT, token_weight}},
+                                        1.0, alone ? &weight : nullptr);
       parts_[item.name] += loss.item<double>() * weight;
       const at::Tensor term = loss * item.weight;
       total = total.defined() ? total + term : term;

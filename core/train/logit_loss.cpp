@@ -144,7 +144,7 @@ struct Report {
   const WeightedObjective& term;
   std::map<std::string, double>& parts;
   double share;
-  double weight;
+  double counted;  // the weight of the tokens that the objective counted
 
   static void metric(void* ctx, const char* name, const DLTensor* scalar) {
     auto& self = *static_cast<Report*>(ctx);
@@ -152,20 +152,18 @@ struct Report {
     if (std::string_view(name) != GRAFT_METRIC_WEIGHT) {
       self.parts[self.term.name + "." + name] += self.share * value;
     } else {
-      self.reported_weight = value;
+      self.counted = value;
     }
   }
-  // An objective that leaves out tokens by a rule of its own cannot be put together from blocks.
-  void check_weight() const {
-    if (std::abs(reported_weight - weight) <= 1e-4 * weight) return;
-    fail(ErrorKind::usage,
-         "objective " + quoted(term.name) + " counted tokens of weight " +
-             std::to_string(reported_weight) + " where " + std::to_string(weight) +
-             " count: here a token is left out by the mask or by the label " +
-             std::to_string(kNoLabel) + ", for all objectives alike, not by an objective's option");
-  }
-  double reported_weight = weight;
 };
+
+// An objective may leave out tokens by a rule of its own (ignore_index). Its mean is over the
+// others; these factors make of it what it is as a sum over the tokens that count for all, over
+// their number, so that the step's denominator is one number that is known beforehand.
+double counted_share(double counted, double weight) {
+  const double share = weight > 0 ? counted / weight : 0;
+  return std::abs(share - 1) <= 1e-4 ? 1 : share;  // metrics are float32
+}
 
 class Blocks {
  public:
@@ -284,8 +282,9 @@ class Blocks {
     args.metric = &Report::metric;
     args.metric_ctx = &report;
     run_objective(*term.objective, args);
-    report.check_weight();
-    result_.parts[term.name] += report.share * value.item<double>();
+    const double counted = counted_share(report.counted, weight);
+    if (counted != 1 && gradient.defined()) gradient.mul_(counted);
+    result_.parts[term.name] += report.share * counted * value.item<double>();
   }
 
   const Job& job_;

@@ -59,7 +59,7 @@ void check_logit_objectives(std::span<const WeightedObjective> objectives, bool 
 // The loss over the vocabulary and, where something requires a gradient, its gradients to
 // student_rows and the student's output projection, in blocks of tokens: the logits [N,V] never
 // exist, only those of one block. Each objective's value is the mean over the tokens that count,
-// whatever the blocks are.
+// whatever the blocks are; one that an objective leaves out by a rule of its own adds 0 to it.
 //
 // `denominator`: tokens of the whole accumulated step, so that the losses (and gradients) of its
 // micro-batches add up to the step's own; 0 = this batch's own tokens. No token that counts: loss

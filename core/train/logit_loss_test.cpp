@@ -291,13 +291,28 @@ TEST_F(LogitLossTest, WrongStagesAreRefusedByName) {
   EXPECT_GRAFT_ERROR(refused({{ce, "ce", 1}}), ErrorKind::usage, HasSubstr("needs signal labels"));
 }
 
-TEST_F(LogitLossTest, AnObjectiveThatLeavesOutTokensByItselfIsRefused) {
+// As if that token's own loss were 0, at each block size, one that holds nothing else included.
+TEST_F(LogitLossTest, ATokenThatAnObjectiveLeavesOutAddsNothing) {
+  projection().requires_grad_(true);
   input_.labels[0][2] = 7;
-  const auto* const ce = objective("cross_entropy", {{"ignore_index", std::int64_t{7}}});
-  EXPECT_GRAFT_ERROR(logit_loss(input_, std::vector<WeightedObjective>{{ce, "ce", 1}}),
-                     ErrorKind::usage,
-                     AllOf(HasSubstr("'ce' counted tokens of weight 17"), HasSubstr("18"),
-                           HasSubstr("label -100")));
+  for (const std::int64_t t : {0, 1, 3}) input_.labels[1][t] = 9;
+  const auto* const ce = objective("cross_entropy", {});
+  const auto* const leaving = objective("cross_entropy", {{"ignore_index", std::int64_t{7}}});
+  const Gradients all = run(input_, {{ce, "ce", 1}});
+  LogitLossInput without = input_;
+  without.labels = input_.labels.clone();
+  without.labels.masked_fill_(input_.labels == 7, kNoLabel);
+  const Gradients rest = run(without, {{ce, "ce", 1}}, all.tokens);
+  for (const std::int64_t rows : {1, 2, 5, 18, 1000}) {
+    input_.block_bytes = bytes_for_rows(rows);
+    const Gradients got = run(input_, {{leaving, "ce", 1}});
+    EXPECT_NEAR(got.loss, rest.loss, 1e-5) << rows;
+    EXPECT_NEAR(got.parts.at("ce"), rest.loss, 1e-5) << rows;
+    EXPECT_EQ(got.tokens, all.tokens);
+    EXPECT_LT(max_difference(got.rows, rest.rows), 1e-6) << rows;
+    EXPECT_LT(max_difference(got.projection, rest.projection), 1e-6) << rows;
+  }
+  EXPECT_LT(rest.loss, all.loss);
 }
 
 TEST_F(LogitLossTest, LabelsOutOfRangeAreNamedByTheObjective) {

@@ -35,7 +35,8 @@ class ModelTrainer final : public StageTrainer {
       report.tokens += batch.real;
     }
     report.grad_norm = optimizer_.clip(stage_.clip);
-    if (!std::isfinite(report.grad_norm)) fail_not_finite(step, "gradient norm", report.grad_norm);
+    if (!std::isfinite(report.grad_norm))
+      fail_not_finite(step, where_the_gradient_broke(), "gradient norm", report.grad_norm);
     const double factor = stage_.schedule.factor(step);
     report.lr = stage_.lr * factor;
     optimizer_.step(factor);
@@ -58,7 +59,7 @@ class ModelTrainer final : public StageTrainer {
     input.labels = batch.labels;
     const LogitLoss loss = logit_loss(input, objectives_, labelled);
     const double value = loss.loss.item<double>();
-    if (!std::isfinite(value)) fail_not_finite(step, "loss", value);
+    if (!std::isfinite(value)) fail_not_finite(step, where_the_stream_broke(batch), "loss", value);
     if (loss.loss.requires_grad()) loss.loss.backward();
     report.loss += value;
     for (const auto& [name, part] : loss.parts) report.parts[name] += part * loss.tokens / labelled;
@@ -84,10 +85,40 @@ class ModelTrainer final : public StageTrainer {
     return backbone.finish_block(layer, h, y);
   }
 
-  [[noreturn]] void fail_not_finite(std::int64_t step, const char* what, double value) const {
-    throw NotFinite("stage '" + stage_.name + "', step " + std::to_string(step + 1) +
-                    ", whole model: the " + what + " is " + std::to_string(value) +
-                    "; a smaller lr may help");
+  // The first layer whose output is not finite.
+  std::string where_the_stream_broke(const Batch& batch) const {
+    at::NoGradGuard no_grad;
+    at::Tensor h = student_.backbone().embed(batch.ids);
+    if (!all_finite(h)) return "embeddings";
+    for (std::int64_t layer = 0; layer < student_.config().n_layers; ++layer) {
+      h = run_layer(layer, h);
+      if (!all_finite(h)) return "layer " + std::to_string(layer);
+    }
+    return "logits";
+  }
+
+  // Gradients come from above: the last layer that has one that is not finite.
+  std::string where_the_gradient_broke() const {
+    const TrainedParameter* last = nullptr;
+    for (const TrainedParameter& parameter : optimizer_.parameters()) {
+      const at::Tensor& gradient = parameter.tensor.grad();
+      if (!gradient.defined() || all_finite(gradient)) continue;
+      if (last == nullptr || parameter.info.layer >= last->info.layer) last = &parameter;
+    }
+    if (last == nullptr) return "whole model";
+    return last->info.layer < 0
+               ? last->info.name
+               : "layer " + std::to_string(last->info.layer) + " (" + last->info.name + ")";
+  }
+
+  static bool all_finite(const at::Tensor& values) {
+    return at::isfinite(values).all().item<bool>();
+  }
+
+  [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& where, const char* what,
+                                    double value) const {
+    throw NotFinite("stage '" + stage_.name + "', step " + std::to_string(step + 1) + ", " + where +
+                    ": the " + what + " is " + std::to_string(value) + "; a smaller lr may help");
   }
 
   const Stage& stage_;

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
@@ -11,6 +12,12 @@
 namespace graft {
 namespace {
 
+// ctx: a double, or NULL.
+void take_weight(void* ctx, const char* name, const DLTensor* scalar) {
+  if (ctx != nullptr && std::string_view(name) == GRAFT_METRIC_WEIGHT)
+    *static_cast<double*>(ctx) = view_of(*scalar).item<double>();
+}
+
 // Runs the objective once: it gives the loss and, for the signals that want one, the gradient,
 // which backward() only has to scale.
 class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
@@ -18,7 +25,7 @@ class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
   // `signals`: those that are there; place[i]: which of the objective's needs signal i meets.
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList signals,
                             const std::vector<std::size_t>& place, const Objective* objective,
-                            double grad_scale) {
+                            double grad_scale, double* weight) {
     const auto needs = objective->needs();
     std::vector<at::Tensor> inputs(needs.size()), gradients(needs.size()), kept;
     for (std::size_t i = 0; i < signals.size(); ++i) {
@@ -38,6 +45,8 @@ class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
     args.grads = out.data();
     args.loss = loss_out.get();
     args.grad_scale = grad_scale;
+    args.metric = &take_weight;
+    args.metric_ctx = weight;
     run_objective(*objective, args);
     ctx->save_for_backward(kept);
     return loss;
@@ -49,7 +58,7 @@ class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
     for (const at::Tensor& gradient : ctx->get_saved_variables())
       result.push_back(gradient.defined() ? gradient * grads[0].to(gradient.scalar_type())
                                           : at::Tensor());
-    result.resize(result.size() + 3);  // place, objective, grad_scale
+    result.resize(result.size() + 4);  // place, objective, grad_scale, weight
     return result;
   }
 };
@@ -68,7 +77,7 @@ void run_objective(const Objective& objective, const graft_objective_args& args)
 }
 
 at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& signals,
-                                   double grad_scale) const {
+                                   double grad_scale, double* weight) const {
   std::vector<at::Tensor> there_are;
   std::vector<std::size_t> place;
   const auto needs = objective_.needs();
@@ -87,7 +96,7 @@ at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& sign
     there_are.push_back(found->second);
     place.push_back(i);
   }
-  return ObjectiveNode::apply(at::TensorList(there_are), place, &objective_, grad_scale);
+  return ObjectiveNode::apply(at::TensorList(there_are), place, &objective_, grad_scale, weight);
 }
 
 }  // namespace graft

@@ -19,8 +19,10 @@ class ObjectiveFunction {
 
   // Signals by name (GRAFT_SIGNAL_*); undefined ones count as absent, those the objective does not
   // name are not used. Gradients flow to the signals it wants them for. Throws Error(plugin) naming
-  // a required signal that is missing.
-  at::Tensor loss(const std::map<std::string, at::Tensor>& signals, double grad_scale = 1.0) const;
+  // a required signal that is missing. `weight`: left as it is, or what the objective says it
+  // divided its sum by.
+  at::Tensor loss(const std::map<std::string, at::Tensor>& signals, double grad_scale = 1.0,
+                  double* weight = nullptr) const;
 
  private:
   const Objective& objective_;

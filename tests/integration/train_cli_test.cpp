@@ -243,6 +243,28 @@ TEST_F(TrainCliTest, MistakesAreReportedWhereTheyStand) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
+TEST_F(TrainCliTest, EachShippedRecipeRunsAtItsTinyScale) {
+  for (std::uint32_t i = 0; i < 3; ++i)
+    write_file_atomically(folder_ / "texts" / ("long" + std::to_string(i) + ".txt"),
+                          prose(50 + i, 3000));
+  for (const auto& [recipe, scale] :
+       std::vector<std::pair<std::string, std::string>>{{"taylor-calibrate", "tiny"},
+                                                        {"hedgemamba", "tiny"},
+                                                        {"hedgemamba", "tiny,50-50"},
+                                                        {"hedgemamba", "tiny,100-0"},
+                                                        {"hedgemamba", "tiny,0-100"},
+                                                        {"hedgemamba-direct", "tiny"}}) {
+    const std::string out = recipe + "-" + scale;
+    const Finished done = run({"train", recipe, "--teacher", "teacher", "--text", "texts", "--out",
+                               out, "--set", "scale=" + scale, "--threads", "1"});
+    ASSERT_EQ(done.exit_code, 0) << out << done.err;
+    EXPECT_TRUE(fs::exists(folder_ / out / "student/model.safetensors")) << out;
+    const Finished text =
+        run({"generate", out + "/student", "--prompt", "the old", "--generate.tokens", "4"});
+    EXPECT_EQ(text.exit_code, 0) << out << text.err;
+  }
+}
+
 // A file that may not grow stands for a full disk: what was there stays, and the run goes on later.
 TEST_F(TrainCliTest, AFullDiskIsNamedAndLeavesTheRunWhole) {
   ASSERT_EQ(run(train("whole")).exit_code, 0);

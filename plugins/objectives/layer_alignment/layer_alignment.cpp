@@ -77,9 +77,17 @@ class LayerAlignment final : public sdk::Objective {
     const at::Tensor loss = sdk::torch_view(args.loss(), "loss");
     loss.copy_(result.loss.reshape(loss.sizes()));
     if (grad != nullptr) hidden(*grad, "grad").copy_(result.grad * args.grad_scale());
+    report_weight(args, result.weight);
   }
 
  private:
+  // What parts of a batch are put together by.
+  static void report_weight(const sdk::ObjectiveArgs& args, const at::Tensor& weight) {
+    double number = weight.item<double>();
+    args.metric(GRAFT_METRIC_WEIGHT,
+                DLTensor{&number, {kDLCPU, 0}, 0, sdk::float64, nullptr, nullptr, 0});
+  }
+
   static void check(const sdk::ObjectiveArgs& args, const DLTensor& student) {
     if (student.ndim < 1) {
       throw sdk::Status(GRAFT_INVALID_ARGUMENT, sdk::cat("tensor:", kNames[kStudent]),

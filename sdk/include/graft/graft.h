@@ -507,7 +507,7 @@ typedef struct graft_initializer_factory {
 #define GRAFT_SIGNAL_LOSS_MASK      "loss_mask"            /* [B,T] (or [N]) u8, 1 = counts */
 #define GRAFT_SIGNAL_TOKEN_WEIGHT   "token_weight"         /* [B,T] (or [N]) f32 >= 0, weight of a token */
 /* The metric by which an objective tells what it divided its sum by: the tokens that count, or their weight. A host that
- * computes a batch in parts checks it against its own count. */
+ * computes a batch in parts weighs them by it. */
 #define GRAFT_METRIC_WEIGHT "weight"
 typedef struct graft_signal_need { const char* name; uint32_t want_grad, optional; } graft_signal_need;
 typedef struct graft_objective_args {
