@@ -106,6 +106,9 @@ class TrainRun {
                                  " tokens, the model only " + std::to_string(config_.vocab_size));
     texts_ = load_train_texts(job_, tokenizer);
     if (texts_.held_out.size() < 2) texts_.held_out.clear();
+    if (!job_.student.empty() && job_.eval_text.empty() && !texts_.held_out.empty())
+      say("the student may have been made from the documents held out here: with eval_text the "
+          "figures are of a text that is new to it");
     view_.emplace(tokenizer, texts_.held_out, texts_.held_out_name);
     for (std::size_t i = 0; i < job_.stages.size(); ++i)
       if (job_.stages[i].steps > 0) sampler_for(i);  // is there enough text?

@@ -45,7 +45,7 @@ TrainTexts load_train_texts(const TrainJob& job, const Tokenizer& tokenizer) {
   const bool split = job.eval_text.empty();
   for (const CorpusChoice& choice : job.corpora) {
     const Corpus& corpus = texts.corpora.emplace_back(open(choice.paths, tokenizer, choice.field));
-    TextSplit parts = split_documents(corpus.documents(), split ? job.held_out : 0, job.seed);
+    TextSplit parts = split_documents(corpus.documents(), split ? job.held_out : 0);
     WeightedText text{name_of(choice), {}, choice.weight};
     for (const Document& document : parts.training) {
       text.documents.push_back(document.tokens);
@@ -63,6 +63,8 @@ TrainTexts load_train_texts(const TrainJob& job, const Tokenizer& tokenizer) {
     refuse_equal_files(evaluated, texts.corpora);
     append(texts.held_out, evaluated.documents());
     texts.held_out_name = job.eval_text.front().filename().string();
+    if (job.eval_text.size() > 1)
+      texts.held_out_name += " and " + std::to_string(job.eval_text.size() - 1) + " more";
     texts.hashes["evaluation"] = evaluated.content_hash();
   }
   return texts;

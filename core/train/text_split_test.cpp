@@ -31,34 +31,46 @@ std::set<std::int32_t> ids(const std::vector<Document>& documents) {
 
 TEST(TextSplit, EachDocumentIsOnOneSide) {
   const Documents documents(20);
-  const TextSplit split = split_documents(documents.list(), 0.1, 1);
+  const TextSplit split = split_documents(documents.list(), 0.1);
   EXPECT_EQ(split.held_out.size(), 2u);
   EXPECT_EQ(split.training.size(), 18u);
   auto all = ids(split.training);
   for (const auto id : ids(split.held_out)) EXPECT_TRUE(all.insert(id).second) << id;
   EXPECT_EQ(all.size(), 20u);
-  EXPECT_EQ(split.how, "2 of 20 documents, drawn by the seed");
+  EXPECT_EQ(split.how, "2 of 20 documents, drawn by content");
 }
 
-TEST(TextSplit, NeitherNamesNorOrderMatterButTheSeedDoes) {
+TEST(TextSplit, NeitherNamesNorOrderMatter) {
   const Documents documents(20);
   auto shuffled = documents.list();
   std::reverse(shuffled.begin(), shuffled.end());
   for (Document& document : shuffled) document.name = "other";
-  const auto held = ids(split_documents(documents.list(), 0.3, 1).held_out);
-  EXPECT_EQ(ids(split_documents(shuffled, 0.3, 1).held_out), held);
-  EXPECT_NE(ids(split_documents(documents.list(), 0.3, 2).held_out), held);
+  const auto held = ids(split_documents(documents.list(), 0.3).held_out);
+  EXPECT_EQ(ids(split_documents(shuffled, 0.3).held_out), held);
+}
+
+TEST(TextSplit, EqualDocumentsAreOnOneSide) {
+  const Documents documents(10);
+  auto twice = documents.list();
+  twice.insert(twice.end(), documents.list().begin(), documents.list().end());
+  for (const double share : {0.05, 0.25, 0.5, 0.95}) {
+    const TextSplit split = split_documents(twice, share);
+    EXPECT_FALSE(split.training.empty());
+    EXPECT_FALSE(split.held_out.empty());
+    auto trained = ids(split.training);
+    for (const auto id : ids(split.held_out)) EXPECT_FALSE(trained.contains(id)) << share;
+  }
 }
 
 TEST(TextSplit, AtLeastOneAndNeverAll) {
-  EXPECT_EQ(split_documents(Documents(3).list(), 0.01, 1).held_out.size(), 1u);
-  EXPECT_EQ(split_documents(Documents(2).list(), 0.9, 1).training.size(), 1u);
-  EXPECT_TRUE(split_documents(Documents(3).list(), 0, 1).held_out.empty());
+  EXPECT_EQ(split_documents(Documents(3).list(), 0.01).held_out.size(), 1u);
+  EXPECT_EQ(split_documents(Documents(2).list(), 0.9).training.size(), 1u);
+  EXPECT_TRUE(split_documents(Documents(3).list(), 0).held_out.empty());
 }
 
 TEST(TextSplit, OfOneDocumentTheTail) {
   const Documents one(1);
-  const TextSplit split = split_documents(one.list(), 0.25, 1);
+  const TextSplit split = split_documents(one.list(), 0.25);
   ASSERT_EQ(split.held_out.size(), 1u);
   EXPECT_EQ(split.held_out[0].tokens.size(), 5u);
   EXPECT_EQ(split.training[0].tokens.size(), 15u);
