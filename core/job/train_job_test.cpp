@@ -273,6 +273,7 @@ TEST_F(TrainJobTest, ADamagedCheckpointIsNamedAndTheOneBeforeItUsed) {
   run();
   EXPECT_THAT(said_, Contains(AllOf(HasSubstr("step 8"), HasSubstr("weights.safetensors"),
                                     HasSubstr("damaged"), HasSubstr("of step 6"))));
+  EXPECT_THAT(said_, Contains(HasSubstr("step-8.damaged")));
   EXPECT_EQ(result_of(job_.out), expected);
 }
 
