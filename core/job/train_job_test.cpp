@@ -623,6 +623,8 @@ TEST_F(TrainJobTest, AnObjectiveWhoseSignalTheScopeDoesNotHave) {
       ErrorKind::usage,
       AllOf(HasSubstr("layer_alignment"), HasSubstr("student.layer.hidden"),
             HasSubstr("scope \"model\" does not have"), HasSubstr("scope = \"layer\" has it")));
+  job_.stages[1].objectives[0].where = "r.toml:9:1";
+  expect_refused(ErrorKind::usage, testing::StartsWith("r.toml:9:1: stage 'calibrate': objective"));
   job_.stages[1].scope = StageScope::layer;
   job_.stages[1].objectives.clear();
   expect_refused(ErrorKind::usage, AllOf(HasSubstr("no objective"), HasSubstr("calibrate")));
