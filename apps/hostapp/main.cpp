@@ -77,7 +77,8 @@ void run(const CommandLine& line) {
   if (line.help) {
     std::cout << help(line, config, *registry);
   } else if (line.print_config) {
-    std::cout << (trains ? config.to_toml() : effective_configuration(config, *registry));
+    std::cout << (trains ? resolved_train_configuration(config, *registry).to_toml()
+                         : effective_configuration(config, *registry));
   } else {
     switch (line.command) {
       case Command::convert:

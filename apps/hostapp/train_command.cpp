@@ -46,6 +46,7 @@ void run_train(const CommandLine& line, const Config& config, PluginRegistry& re
     console.advance(units, note);
   };
   hooks.say = [](const std::string& message) { log_info(message); };
+  hooks.warn = [](const std::string& message) { log_warning(message); };
   hooks.should_stop = interrupted;
   const TrainResult result = run_train_job(job, registry, hooks);
   console.finish();

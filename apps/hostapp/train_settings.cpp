@@ -25,6 +25,24 @@ using Strings = std::vector<std::string>;
 std::int64_t integer(const Config& row, const char* key) { return row.get<std::int64_t>(key); }
 double number(const Config& row, const char* key) { return row.get<double>(key); }
 
+// The plugin that a key names; an error says where the key stands.
+const Component& find_plugin(const Config& row, PluginRegistry& registry, ComponentKind kind,
+                             const std::string& key) {
+  try {
+    return registry.find(kind, row.text(key));
+  } catch (const Error& error) {
+    throw Error(error.kind(), row.at(key).origin.where + ": " + key + ": " + error.what());
+  }
+}
+
+// Where each key was given.
+std::map<std::string, std::string> places_of(const Config& row) {
+  std::map<std::string, std::string> places;
+  for (const Key& key : row.schema().keys)
+    if (row.given(key.name)) places[key.name] = row.at(key.name).origin.where;
+  return places;
+}
+
 // A plugin by the keys NAME.name and NAME.options of a row; nothing when the name is empty.
 std::optional<PluginChoice> plugin(const Config& row, PluginRegistry& registry, ComponentKind kind,
                                    const std::string& table) {
@@ -35,16 +53,17 @@ std::optional<PluginChoice> plugin(const Config& row, PluginRegistry& registry, 
                                  ".options need " + table + ".name");
     return std::nullopt;
   }
-  const Component& component = registry.find(kind, name);
+  const Component& component = find_plugin(row, registry, kind, table + ".name");
   return PluginChoice{component.id, plugin_options(row, table + ".options", component)};
 }
 
 std::vector<ObjectiveChoice> objectives(const Config& row, PluginRegistry& registry) {
   std::vector<ObjectiveChoice> list;
   for (const Config& objective : row.rows("objective")) {
-    const Component& component = registry.find(ComponentKind::objective, objective.text("name"));
+    const Component& component = find_plugin(objective, registry, ComponentKind::objective, "name");
     list.push_back({{component.id, plugin_options(objective, "options", component)},
-                    number(objective, "weight")});
+                    number(objective, "weight"),
+                    objective.at("name").origin.where});
   }
   return list;
 }
@@ -113,6 +132,7 @@ Stage read_stage(const Config& config, const Config& row, PluginRegistry& regist
   Stage stage;
   stage.name = row.text("name");
   stage.where = row.origin().where;
+  stage.places = places_of(row);
   stage.scope = row.text("scope") == "layer" ? StageScope::layer : StageScope::model;
   stage.mixer = plugin(row, registry, ComponentKind::mixer, "mixer");
   stage.init = plugin(row, registry, ComponentKind::initializer, "init");
@@ -163,15 +183,18 @@ void flatten(const Config& config, const std::string& prefix,
   }
 }
 
+// A recipe's corpora yield to text from the command line.
+bool text_overrides_corpora(const Config& config) {
+  return !config.get<Strings>("text").empty() && config.at("text").origin.layer == Layer::flag;
+}
+
 std::vector<CorpusChoice> corpora(const Config& config) {
   const auto paths = [](const Strings& names) {
     return std::vector<std::filesystem::path>(names.begin(), names.end());
   };
   const Strings& text = config.get<Strings>("text");
   const auto& rows = config.rows("corpus");
-  // A recipe's corpora yield to text from the command line.
-  const bool flagged = config.at("text").origin.layer == Layer::flag;
-  if (!text.empty() && (rows.empty() || flagged))
+  if (!text.empty() && (rows.empty() || text_overrides_corpora(config)))
     return {{paths(text), 1, config.text("text_field")}};
   if (!text.empty()) reject(config, "text", "give text or [[corpus]] rows, not both");
   std::vector<CorpusChoice> list;
@@ -184,7 +207,8 @@ std::vector<CorpusChoice> corpora(const Config& config) {
 void read_student(const Config& config, PluginRegistry& registry, TrainJob& job) {
   if (config.text("student").empty()) return;
   job.student = config.text("student");
-  if (config.at("keep_attention").origin.layer != Layer::builtin)
+  // "none" is the default, which the stored recipe of a run spells out.
+  if (config.text("keep_attention") != "none")
     reject(config, "keep_attention",
            "the student says which layers keep their attention: leave it out");
   const StudentSection section = read_student_section(job.student);
@@ -196,6 +220,27 @@ void read_student(const Config& config, PluginRegistry& registry, TrainJob& job)
   if (!kept.empty()) job.keep_attention = kept;
   job.student_mixer =
       PluginChoice{registry.find(ComponentKind::mixer, section.mixer_id).id, section.options};
+}
+
+// A budget is spent once; shares such as 0.1 and 0.9 need not add up to the last bit.
+void check_shares(const Config& config) {
+  double sum = 0;
+  for (const Config& row : config.rows("stage")) {
+    sum += std::max(number(row, "share"), 0.0);
+    if (sum > 1 + 1e-9)
+      reject(row, "share",
+             "with the stages before it the shares sum to " + to_toml(sum) +
+                 ", more than the budget: make them 1 or less");
+  }
+}
+
+void check_kept_layers(const Config& config) {
+  const ConfigEntry& kept = config.at("keep_attention");
+  try {
+    check_attention_layers(std::get<std::string>(kept.value));
+  } catch (const Error& error) {
+    throw Error(error.kind(), kept.origin.where + ": " + error.what());
+  }
 }
 
 void require_the_job(const Config& config) {
@@ -238,10 +283,28 @@ Config read_train_configuration(const CommandLine& line) {
   return config;
 }
 
+Config resolved_train_configuration(Config config, PluginRegistry& registry) {
+  if (text_overrides_corpora(config)) config.clear_rows("corpus");
+  const auto add = [&](Config& row, ComponentKind kind, const std::string& name,
+                       const std::string& options) {
+    if (!row.text(name).empty())
+      add_plugin_defaults(row, options, find_plugin(row, registry, kind, name));
+  };
+  for (Config& stage : config.rows("stage")) {
+    add(stage, ComponentKind::mixer, "mixer.name", "mixer.options");
+    add(stage, ComponentKind::initializer, "init.name", "init.options");
+    for (Config& objective : stage.rows("objective"))
+      add(objective, ComponentKind::objective, "name", "options");
+  }
+  return config;
+}
+
 TrainJob make_train_job(const Config& config, PluginRegistry& registry) {
   require_the_job(config);
-  check_attention_layers(config.text("keep_attention"));
+  check_kept_layers(config);
+  check_shares(config);
   TrainJob job;
+  job.places = places_of(config);
   job.teacher = config.text("teacher");
   job.corpora = corpora(config);
   for (const std::string& name : config.get<Strings>("eval_text")) job.eval_text.emplace_back(name);
@@ -255,8 +318,10 @@ TrainJob make_train_job(const Config& config, PluginRegistry& registry) {
   job.checkpoint_keep = config.get<std::int64_t>("checkpoint.keep");
   for (const Config& row : config.rows("stage"))
     job.stages.push_back(read_stage(config, row, registry));
-  job.config_toml = config.to_toml();
-  flatten(config, "", job.recipe);
+  // The stored recipe, run again, is the same recipe: both are taken with everything filled in.
+  const Config resolved = resolved_train_configuration(config, registry);
+  job.config_toml = resolved.to_toml();
+  flatten(resolved, "", job.recipe);
   return job;
 }
 

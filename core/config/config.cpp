@@ -1,6 +1,7 @@
 #include "core/config/config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/file.h"
 #include "core/base/suggest.h"
@@ -138,6 +139,10 @@ void Config::clear_table(std::string_view name) {
   std::erase_if(entries_, [&](const auto& entry) { return entry.first.starts_with(prefix); });
 }
 
+void Config::clear_rows(std::string_view name) {
+  if (const auto found = rows_.find(name); found != rows_.end()) found->second = {};
+}
+
 void Config::set_default(const std::string& key, const ConfigValue& value,
                          const std::string& where) {
   entries_.try_emplace(key, ConfigEntry{value, {Layer::builtin, where}, std::nullopt});
@@ -163,6 +168,10 @@ const std::vector<Config>& Config::rows(std::string_view name) const {
   const auto found = rows_.find(name);
   if (found == rows_.end()) fail(ErrorKind::internal, "no configuration rows " + quoted(name));
   return found->second.list;
+}
+
+std::vector<Config>& Config::rows(std::string_view name) {
+  return const_cast<std::vector<Config>&>(std::as_const(*this).rows(name));
 }
 
 void Config::put(const std::string& key, ConfigEntry entry) {

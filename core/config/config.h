@@ -53,6 +53,8 @@ class Config {
   void set_entry(const std::string& key, const ConfigEntry& entry);
   // Forgets what a free table holds.
   void clear_table(std::string_view name);
+  // Forgets the rows of a table.
+  void clear_rows(std::string_view name);
   // A key of a free table that nobody gave: a plugin's default. Does nothing where there is a
   // value.
   void set_default(const std::string& key, const ConfigValue& value, const std::string& where);
@@ -72,6 +74,7 @@ class Config {
   // The entries of a free table by their (dotted) key below it.
   std::map<std::string, ConfigEntry> table(std::string_view name) const;
   const std::vector<Config>& rows(std::string_view name) const;
+  std::vector<Config>& rows(std::string_view name);
   // Where a row started, for messages.
   const Origin& origin() const { return origin_; }
   const Schema& schema() const { return *schema_; }

@@ -482,6 +482,15 @@ TEST(ConfigLayers, FreeTablesMergeAndRowsReplace) {
   EXPECT_TRUE(config.rows("row").empty());
 }
 
+TEST(ConfigLayers, RowsCanBeChangedAndForgotten) {
+  Config config = parsed("[[row]]\nname = 'x'");
+  config.rows("row")[0].set_default("init.options.a", true, "default of x");
+  EXPECT_THAT(config.to_toml(), testing::HasSubstr("init.options.a = true  # default of x"));
+  config.clear_rows("row");
+  EXPECT_TRUE(config.rows("row").empty());
+  EXPECT_THAT(config.to_toml(), testing::Not(testing::HasSubstr("[[row]]")));
+}
+
 TEST(ConfigLayers, ADefaultOfAFreeKeyYieldsToAnyGivenValue) {
   Config config = parsed("mixer.options.a = 1");
   config.set_default("mixer.options.a", true, "default of mixer gdn");

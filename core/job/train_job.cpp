@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -67,20 +69,39 @@ class TrainRun {
 
   TrainResult run() {
     prepare();
+    try {
+      return run_prepared();
+    } catch (const Error&) {
+      report_so_far();
+      throw;
+    }
+  }
+
+ private:
+  TrainResult run_prepared() {
     load();
     say_plan();
-    const std::optional<TrainCheckpoint> checkpoint = restore();
-    write_record();
+    std::optional<TensorsByName> optimizer = restore();
+    const bool restored = optimizer.has_value();
+    write_record(restored);
     measure_teacher();
-    for (auto i = static_cast<std::size_t>(state_.stage); i < job_.stages.size(); ++i) {
-      const bool resumed = checkpoint && state_.stage == static_cast<std::int64_t>(i);
-      if (!resumed) start_stage(i);
-      train_stage(i, resumed ? &checkpoint->optimizer : nullptr);
+    const auto first = static_cast<std::size_t>(state_.stage);
+    for (std::size_t i = first; i < job_.stages.size(); ++i) {
+      if (!restored || i > first) start_stage(i);
+      train_stage(i, std::exchange(optimizer, std::nullopt));
     }
     return finish();
   }
 
- private:
+  // The curves of a run that stops. What stopped it is the error to show, not that of its report.
+  void report_so_far() const {
+    try {
+      if (fs::exists(folder_->metrics())) write_report(folder_->path());
+    } catch (const std::exception& error) {
+      if (hooks_.say) hooks_.say(std::string("there is no report: ") + error.what());
+    }
+  }
+
   // ---- before the first step
 
   void prepare() {
@@ -111,7 +132,7 @@ class TrainRun {
           "figures are of a text that is new to it");
     view_.emplace(tokenizer, texts_.held_out, texts_.held_out_name);
     for (std::size_t i = 0; i < job_.stages.size(); ++i)
-      if (job_.stages[i].steps > 0) sampler_for(i);  // is there enough text?
+      if (job_.stages[i].steps > 0) check_rows(job_.stages[i], sampler_for(i));
     before_weights_ = memory_now();
     begin("reading the teacher", 0, "", 0);
     teacher_ = std::make_shared<Backbone>(Backbone::load(job_.teacher));
@@ -122,6 +143,23 @@ class TrainRun {
                     {"teacher", model_hashes(job_.teacher)},
                     {"student", model_hashes(job_.student)},
                     {"plugin", plan_.plugins}};
+  }
+
+  // Making the sampler has checked that there is text enough for a row. The text may have fewer
+  // rows than the pool that keep_best was planned with: its steps must see all of those there are.
+  static void check_rows(const Stage& stage, const Sampler& sampler) {
+    if (!stage.keep_best) return;
+    const auto rows = static_cast<std::int64_t>(sampler.rows());
+    if ((stage.batch * stage.accumulate) % rows == 0) return;
+    fail(ErrorKind::usage,
+         stage.place("keep_best") + ": stage " + quoted(stage.name) +
+             ": keep_best compares losses of steps, which only means something when each step sees "
+             "the same text: the text has " +
+             std::to_string(rows) + " rows of " + std::to_string(stage.context) +
+             " tokens, fewer than the pool, and a step takes " +
+             std::to_string(stage.batch * stage.accumulate) +
+             "; give more text, or a smaller pool, or set batch * accumulate to " +
+             std::to_string(rows));
   }
 
   // The teacher's own tensors but for those that a stage trains, or that the student at hand has
@@ -183,13 +221,18 @@ class TrainRun {
     estimate_ = before_weights_ + plan_.memory();
     say("token budget: " + grouped(tokens) + ", from " + grouped(texts_.training_tokens) +
         " of text; memory: about " + bytes_text(estimate_));
+    if (const std::uint64_t machine = memory_of_machine(); estimate_ > machine)
+      warn("the run will need about " + bytes_text(estimate_) + " of memory, the machine has " +
+           bytes_text(machine) +
+           ": set batch or context lower (accumulate makes up for it), or recompute = true");
     say("held out: " +
         (texts_.held_out.empty() ? "nothing, so nothing is measured" : texts_.held_out_name));
   }
 
   // ---- resuming
 
-  std::optional<TrainCheckpoint> restore() {
+  // The optimizer's tensors; the rest is where it belongs, and not held a second time.
+  std::optional<TensorsByName> restore() {
     if (!job_.resume) return std::nullopt;
     std::optional<TrainCheckpoint> found =
         store_->load_last([this](const std::string& message) { say(message); });
@@ -200,6 +243,7 @@ class TrainRun {
     }
     const std::string file = (found->folder / "state.json").string();
     refuse_change(*found, file);
+    warn_of_other_hardware(found->state.value("hardware", json()));
     state_ = train_state_from_json(found->state.value("run", json()), file);
     if (state_.stage < 0 || state_.stage >= static_cast<std::int64_t>(job_.stages.size()))
       fail(ErrorKind::input, file + ": the run was in stage " + std::to_string(state_.stage + 1) +
@@ -209,7 +253,23 @@ class TrainRun {
     say("resumed at step " + std::to_string(state_.step) + " (" +
         label(static_cast<std::size_t>(state_.stage)) + ", step " +
         std::to_string(state_.stage_step) + ") from " + found->folder.string());
-    return found;
+    return std::move(found->optimizer);
+  }
+
+  static ordered_json hardware() {
+    return {{"threads", at::get_num_threads()}, {"cpu", at::get_cpu_capability()}};
+  }
+
+  // Sums are made in another order there, so their last bits differ.
+  void warn_of_other_hardware(const json& saved) {
+    const json now(hardware());
+    if (!saved.is_object() || saved == now) return;
+    const auto text = [](const json& of) {
+      return "threads = " + of.value("threads", json()).dump() +
+             ", CPU capability = " + of.value("cpu", json()).dump();
+    };
+    warn("the run was saved with " + text(saved) + " and goes on with " + text(now) +
+         ": its result will not be the same to the byte as without the interruption");
   }
 
   void refuse_change(const TrainCheckpoint& found, const std::string& file) {
@@ -326,8 +386,9 @@ class TrainRun {
     return list;
   }
 
-  void train_stage(std::size_t i, const TensorsByName* optimizer) {
+  void train_stage(std::size_t i, std::optional<TensorsByName> optimizer) {
     const Stage& stage = job_.stages[i];
+    if (stage.steps == 0) result_.perplexity.push_back(last_perplexity_);
     if (state_.stage_step >= stage.steps) return;
     const StageObjectives objectives(registry_, stage);
     Sampler sampler = sampler_for(i);
@@ -338,6 +399,7 @@ class TrainRun {
             ? make_layer_trainer(stage, *teacher_, mixers_, objectives, trained_parameters(i))
             : make_model_trainer(stage, *teacher_, *student_, objectives, trained_parameters(i));
     if (optimizer) trainer->load(*optimizer);
+    optimizer.reset();
     begin(label(i), stage.tokens(), "tokens", state_.stage_step * stage.tokens_per_step());
     MetricsLog log(folder_->metrics());
     while (state_.stage_step < stage.steps) {
@@ -502,11 +564,36 @@ class TrainRun {
     trainer.save(checkpoint.optimizer);
     checkpoint.state = {{"run", to_json(state_)},      {"stage", job_.stages[i].name},
                         {"seed", job_.seed},           {"graft", GRAFT_VERSION_STRING},
-                        {"fingerprint", fingerprint_}, {"config", job_.config_toml}};
+                        {"fingerprint", fingerprint_}, {"hardware", hardware()},
+                        {"config", job_.config_toml}};
     store_->write(checkpoint, state_.best_step);
   }
 
-  void write_record() {
+  // What the teacher's perplexity depends on.
+  std::string measured_on() const {
+    Sha256 hash;
+    hash.update(std::as_bytes(std::span(texts_.held_out)));
+    return json{{"tokens", hash.hex()},         {"teacher", fingerprint_.at("teacher")},
+                {"context", job_.eval.context}, {"windows", job_.eval.windows},
+                {"stride", job_.eval.stride},   {"bos", job_.eval.bos}}
+        .dump();
+  }
+
+  // The record of the process before. It can be made anew, so a broken one stops no run.
+  json record_before() {
+    if (!fs::exists(folder_->record())) return json::object();
+    try {
+      const json before = read_json(folder_->record());
+      if (before.is_object()) return before;
+      warn(quoted_path(folder_->record()) + " is no object of a run: it is written anew");
+    } catch (const Error& error) {
+      warn(std::string(error.what()) +
+           "; the file is written anew, with the teacher measured again");
+    }
+    return json::object();
+  }
+
+  void write_record(bool restored) {
     if (!job_.config_toml.empty()) write_file_atomically(folder_->config(), job_.config_toml);
     ordered_json stages = ordered_json::array();
     for (std::size_t i = 0; i < job_.stages.size(); ++i) {
@@ -518,21 +605,24 @@ class TrainRun {
                         {"mixer", plan_.stages[i].mixer.name},
                         {"trained", trained}});
     }
-    const json before = job_.resume && fs::exists(folder_->record()) ? read_json(folder_->record())
-                                                                     : json::object();
-    record_ = {
-        {"graft", GRAFT_VERSION_STRING},
-        {"teacher", job_.teacher.string()},
-        {"seed", job_.seed},
-        {"scale", job_.scale},
-        {"layers", plan_.layers},
-        {"stages", stages},
-        {"fingerprint", fingerprint_},
-        {"held_out", texts_.held_out_name},
-        {"hardware", {{"threads", at::get_num_threads()}, {"cpu", at::get_cpu_capability()}}},
-        {"memory_estimate", estimate_}};
+    const std::string measured = sha256_hex(measured_on());
+    const json before = job_.resume ? record_before() : json::object();
+    record_ = {{"graft", GRAFT_VERSION_STRING},
+               {"teacher", job_.teacher.string()},
+               {"seed", job_.seed},
+               {"scale", job_.scale},
+               {"layers", plan_.layers},
+               {"stages", stages},
+               {"fingerprint", fingerprint_},
+               {"held_out", texts_.held_out_name},
+               {"hardware", hardware()},
+               {"teacher_measured_on", measured},
+               {"memory_estimate", estimate_}};
+    const bool holds = restored && before.contains("teacher_perplexity") &&
+                       before.at("teacher_perplexity").is_number() &&
+                       before.value("teacher_measured_on", json()) == json(measured);
     for (const char* key : {"teacher_perplexity", "protocol"})
-      if (before.contains(key)) record_[key] = before.at(key);
+      if (holds && before.contains(key)) record_[key] = before.at(key);
     write_file_atomically(folder_->record(), record_.dump(2) + "\n");
   }
 
@@ -609,6 +699,8 @@ class TrainRun {
   void say(const std::string& message) {
     if (hooks_.say) hooks_.say(message);
   }
+
+  void warn(const std::string& message) { hooks_.warn ? hooks_.warn(message) : say(message); }
 
   const TrainJob& job_;
   PluginRegistry& registry_;

@@ -41,6 +41,7 @@ struct TrainJob {
   std::string config_toml;                    // the resolved configuration, stored
   std::string scale;                          // the recipe's scale in use, stored
   std::map<std::string, std::string> recipe;  // what of it decides on the result: key -> value
+  std::map<std::string, std::string> places;  // key -> where it was given, for messages
 };
 
 struct TrainHooks {
@@ -51,6 +52,7 @@ struct TrainHooks {
       begin;
   std::function<void(std::int64_t units, const std::string& note)> advance;
   std::function<void(const std::string& message)> say;
+  std::function<void(const std::string& message)> warn;
   std::function<bool()> should_stop;
 };
 

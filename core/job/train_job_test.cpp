@@ -1,5 +1,7 @@
 #include "core/job/train_job.h"
 
+#include <ATen/Parallel.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -59,6 +61,7 @@ class TrainJobTest : public testing::Test {
     second.checkpoint_every = 2;
     job_.stages = {first, second};
     hooks_.say = [this](const std::string& message) { said_.push_back(message); };
+    hooks_.warn = [this](const std::string& message) { warned_.push_back(message); };
     hooks_.begin = [this](const std::string& phase, std::int64_t, const std::string& unit,
                           std::int64_t) {
       phase_ = phase;
@@ -71,6 +74,7 @@ class TrainJobTest : public testing::Test {
   TrainResult run() {
     steps_ = 0;
     said_.clear();
+    warned_.clear();
     return run_train_job(job_, plugins_.registry(), hooks_);
   }
   // Runs `steps` steps and is interrupted.
@@ -117,7 +121,7 @@ class TrainJobTest : public testing::Test {
   BuiltPlugins plugins_;
   TrainJob job_;
   TrainHooks hooks_;
-  std::vector<std::string> said_;
+  std::vector<std::string> said_, warned_;
   std::string phase_;
   std::int64_t steps_ = 0, stop_after_ = -1;
   bool steps_count_ = false;
@@ -273,6 +277,7 @@ TEST_F(TrainJobTest, ADamagedCheckpointIsNamedAndTheOneBeforeItUsed) {
   run();
   EXPECT_THAT(said_, Contains(AllOf(HasSubstr("step 8"), HasSubstr("weights.safetensors"),
                                     HasSubstr("damaged"), HasSubstr("of step 6"))));
+  EXPECT_THAT(said_, Contains(HasSubstr("step-8.damaged")));
   EXPECT_EQ(result_of(job_.out), expected);
 }
 
@@ -312,6 +317,68 @@ TEST_F(TrainJobTest, AChangedRunIsRefusedWithTheDifference) {
   job_.allow_change = true;
   run();
   EXPECT_THAT(said_, Contains(HasSubstr("going on although this changed")));
+}
+
+TEST_F(TrainJobTest, TheTeacherIsMeasuredAgainWhenItsMeasurementChanged) {
+  const auto teacher = [this] {
+    return json::parse(read_text(job_.out / "run.json")).at("teacher_perplexity").get<double>();
+  };
+  const auto was_measured = [] { return Contains(HasSubstr("teacher: perplexity")); };
+  run_part(4);
+  const double before = teacher();
+  run_part(2);
+  EXPECT_THAT(said_, Not(was_measured()));
+  EXPECT_EQ(teacher(), before);
+  job_.eval.context = 16;
+  run_part(2);
+  EXPECT_THAT(said_, was_measured());
+  EXPECT_NE(teacher(), before);
+  // Without a checkpoint it is another run.
+  fs::remove_all(job_.out / "checkpoints");
+  run_part(2);
+  EXPECT_THAT(said_, was_measured());
+}
+
+TEST_F(TrainJobTest, ABrokenRecordIsWrittenAnew) {
+  run();
+  const auto expected = result_of(job_.out);
+  job_.out = folder_ / "broken";
+  run_part(4);
+  for (const char* text : {"{\"graft\": \"0.", "[]"}) {
+    write_file_atomically(job_.out / "run.json", std::string_view(text));
+    run_part(2);
+    EXPECT_THAT(warned_, Contains(AllOf(HasSubstr("run.json"), HasSubstr("written anew"))));
+    EXPECT_TRUE(json::parse(read_text(job_.out / "run.json")).contains("teacher_perplexity"));
+  }
+  run();
+  EXPECT_TRUE(warned_.empty());
+  EXPECT_EQ(result_of(job_.out), expected);
+}
+
+TEST_F(TrainJobTest, OtherThreadsThanTheRunWasSavedWithAreSaid) {
+  const int threads = at::get_num_threads();
+  run_part(4);
+  at::set_num_threads(threads + 1);
+  run_part(2);
+  at::set_num_threads(threads);
+  EXPECT_THAT(warned_, Contains(AllOf(HasSubstr("threads = " + std::to_string(threads) + ","),
+                                      HasSubstr("threads = " + std::to_string(threads + 1)),
+                                      HasSubstr("not be the same to the byte"))));
+}
+
+TEST_F(TrainJobTest, MoreMemoryThanTheMachineHasIsSaid) {
+  for (Stage& stage : job_.stages) {
+    stage.batch = 1 << 20;
+    stage.context = 200;
+  }
+  hooks_.should_stop = [this] { return !warned_.empty(); };
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::interrupted, HasSubstr("interrupted"));
+  EXPECT_THAT(warned_, Contains(AllOf(HasSubstr("the machine has"), HasSubstr("set batch"))));
+}
+
+TEST_F(TrainJobTest, AnInterruptedRunHasAReport) {
+  run_part(4);
+  EXPECT_THAT(read_text(job_.out / "report.html"), HasSubstr("align"));
 }
 
 TEST_F(TrainJobTest, AFolderOfSomethingElseIsLeftAlone) {
@@ -455,6 +522,21 @@ TEST_F(TrainJobTest, KeepsTheBestOfEachLayer) {
   expect_refused(ErrorKind::usage, AllOf(HasSubstr("keep_best"), HasSubstr("pool")));
 }
 
+// A text of fewer rows than the pool: what counts is how many there are.
+TEST_F(TrainJobTest, KeepsTheBestOnlyWhereEveryStepSeesTheWholeText) {
+  job_.stages.resize(1);
+  Stage& stage = job_.stages[0];
+  stage.places["keep_best"] = "r.toml:7:1";
+  stage.keep_best = true;
+  stage.batch = 509;  // a prime: no number of rows divides it
+  stage.accumulate = 1;
+  stage.pool = 509 * 24;
+  EXPECT_GRAFT_ERROR(
+      run(), ErrorKind::usage,
+      AllOf(testing::StartsWith("r.toml:7:1: stage 'align': keep_best"), HasSubstr("the text has "),
+            HasSubstr("rows of 24 tokens"), HasSubstr("takes 509")));
+}
+
 TEST_F(TrainJobTest, Bfloat16KeepsItsMasterWeights) {
   for (Stage& stage : job_.stages) stage.compute = Compute::bfloat16;
   job_.stages[0].lr = 1e-5;
@@ -518,13 +600,17 @@ TEST_F(TrainJobTest, AMambaStudentStartsAsTheLinearOne) {
   start.mixer = PluginChoice{"hedgemamba", {}};
   start.init = PluginChoice{"attention_to_mamba", {}};
   start.init_from_student = true;
+  start.objectives.clear();   // what trains nothing needs none, ...
+  start.context = 1 << 20;    // ... reads no text, ...
+  start.train = {"no such"};  // ... and selects no parameter
   job_.stages = {linear, start};
-  run();
+  const TrainResult result = run();
   const auto lines = metrics(job_.out);
   std::vector<double> perplexity;
   for (const json& line : lines)
     if (line.at("kind") == "eval") perplexity.push_back(line.at("perplexity").get<double>());
   ASSERT_EQ(perplexity.size(), 3u);
+  EXPECT_EQ(result.perplexity, (std::vector<double>{perplexity[1], perplexity[2]}));
   EXPECT_NE(perplexity[0], perplexity[1]);
   EXPECT_NEAR(perplexity[2], perplexity[1], 1e-4 * perplexity[1]);
 }
@@ -539,12 +625,53 @@ TEST_F(TrainJobTest, AStageThatTrainsNothing) {
   expect_refused(ErrorKind::usage, AllOf(HasSubstr("'mlp'"), HasSubstr("reaches the mixers only")));
 }
 
+TEST_F(TrainJobTest, AStageWhoseLearningRatesAreAllZero) {
+  Stage& stage = job_.stages[1];
+  stage.places["lr"] = "r.toml:8:1";
+  stage.lr = 0;
+  expect_refused(ErrorKind::usage, AllOf(testing::StartsWith("r.toml:8:1: stage 'calibrate'"),
+                                         HasSubstr("learning rate"), HasSubstr("train nothing")));
+  stage.lr = 1e-3;
+  stage.groups = {{{"mixers"}, 0.0, -1, "r.toml:9:1"}};
+  expect_refused(ErrorKind::usage, HasSubstr("train nothing"));
+  stage.train = {"mixers", "-role:query"};
+  stage.groups = {{{"role:query"}, 1e-3, -1, "r.toml:9:1"}};
+  expect_refused(ErrorKind::usage,
+                 AllOf(testing::StartsWith("r.toml:9:1: stage 'calibrate': match selects no"),
+                       HasSubstr("leave the group out")));
+}
+
+TEST_F(TrainJobTest, MoreTokensThanThereAreNumbersFor) {
+  Stage& stage = job_.stages[1];
+  stage.steps = 1'000'000'000'000;
+  stage.batch = stage.accumulate = 1'000'000;
+  EXPECT_GT(stage.tokens(), 0);
+  expect_refused(ErrorKind::usage,
+                 AllOf(HasSubstr("stage 'calibrate'"), HasSubstr("1000000000000 x 1000000 x"),
+                       HasSubstr("the most a stage can have")));
+}
+
+// What knows nothing of recipes is named with the place that asked for it.
+TEST_F(TrainJobTest, ErrorsStartWithThePlaceOfTheirKey) {
+  job_.places["keep_attention"] = "r.toml:2:1";
+  job_.keep_attention = "7";
+  expect_refused(ErrorKind::usage, AllOf(testing::StartsWith("r.toml:2:1: keep_attention '7'"),
+                                         HasSubstr("layers 0 to 1")));
+  job_.keep_attention = "none";
+  job_.stages[0].places["init.name"] = "r.toml:4:1";
+  job_.stages[0].init = PluginChoice{"attention_to_mamba", {}};
+  expect_refused(ErrorKind::plugin,
+                 AllOf(testing::StartsWith("r.toml:4:1: initializer"), HasSubstr("needs role")));
+}
+
 TEST_F(TrainJobTest, AnObjectiveWhoseSignalTheScopeDoesNotHave) {
   job_.stages[1].scope = StageScope::model;
   expect_refused(
       ErrorKind::usage,
       AllOf(HasSubstr("layer_alignment"), HasSubstr("student.layer.hidden"),
             HasSubstr("scope \"model\" does not have"), HasSubstr("scope = \"layer\" has it")));
+  job_.stages[1].objectives[0].where = "r.toml:9:1";
+  expect_refused(ErrorKind::usage, testing::StartsWith("r.toml:9:1: stage 'calibrate': objective"));
   job_.stages[1].scope = StageScope::layer;
   job_.stages[1].objectives.clear();
   expect_refused(ErrorKind::usage, AllOf(HasSubstr("no objective"), HasSubstr("calibrate")));
@@ -554,6 +681,16 @@ TEST_F(TrainJobTest, AContextLongerThanTheTeachers) {
   job_.stages[0].context = 1 << 20;
   expect_refused(ErrorKind::usage,
                  AllOf(HasSubstr("context is 1048576"), HasSubstr("max_position_embeddings")));
+  job_.stages[0].context = 24;
+  job_.stages[0].init = PluginChoice{"taylor", {}};  // runs the teacher on text
+  job_.stages[0].places["init.window"] = "r.toml:5:1";
+  job_.stages[0].init_window = 1 << 20;
+  expect_refused(ErrorKind::usage, AllOf(testing::StartsWith("r.toml:5:1: stage 'align'"),
+                                         HasSubstr("init.window is 1048576")));
+  job_.places["eval.context"] = "--set eval.context";
+  job_.eval.context = 1 << 20;
+  expect_refused(ErrorKind::usage, AllOf(testing::StartsWith("--set eval.context: eval.context is"),
+                                         HasSubstr("set eval.context to 256 or less")));
 }
 
 TEST_F(TrainJobTest, AStartThatIsNone) {

@@ -35,19 +35,31 @@ void append_bytes(std::string& out, std::uint64_t field, std::string_view bytes)
 }
 
 // Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}.
-std::string event(std::int64_t step) {
+std::string event(std::int64_t step, double wall_time) {
   std::string out;
   append_key(out, 1, Wire::fixed64);
-  append_little_endian(out, std::bit_cast<std::uint64_t>(static_cast<double>(step)));
+  append_little_endian(out, std::bit_cast<std::uint64_t>(wall_time));
   append_key(out, 2, Wire::varint);
   append_varint(out, static_cast<std::uint64_t>(step));
   return out;
 }
 
+// Where a figure belongs on the axes: its step, and the time of its line.
+struct At {
+  std::int64_t step;
+  double wall_time;
+};
+
+// Lines hold seconds of training alone. Counted back from when the last one was written they give
+// the time of the clock, but for pauses of the run.
+double wall_time(const RunMetrics& metrics, double seconds) {
+  return metrics.written - (metrics.seconds - seconds);
+}
+
 // Summary {repeated Value value = 1}, Value {string tag = 1; float simple_value = 2}.
-void add_scalar(std::string& file, const std::string& tag, std::int64_t step, double figure) {
+void add_scalar(std::string& file, const std::string& tag, const At& at, double figure) {
   if (!std::isfinite(figure)) return;
-  std::string value, summary, message = event(step);
+  std::string value, summary, message = event(at.step, at.wall_time);
   append_bytes(value, 1, tag);
   append_key(value, 2, Wire::fixed32);
   append_little_endian(value, std::bit_cast<std::uint32_t>(static_cast<float>(figure)));
@@ -87,24 +99,25 @@ std::string tf_record(std::string_view data) {
 }
 
 std::string event_file(const RunMetrics& metrics) {
-  std::string file, first = event(0);
+  std::string file, first = event(0, wall_time(metrics, 0));
   append_bytes(first, 3, "brain.Event:2");
   file += tf_record(first);
   for (const auto& stage : metrics.stages)
     for (const auto& step : stage.steps) {
-      add_scalar(file, "train/loss", step.step, step.loss);
-      for (const auto& [name, value] : step.parts)
-        add_scalar(file, "train/" + name, step.step, value);
+      const At at{step.step, wall_time(metrics, step.seconds)};
+      add_scalar(file, "train/loss", at, step.loss);
+      for (const auto& [name, value] : step.parts) add_scalar(file, "train/" + name, at, value);
       for (const auto& [layer, value] : step.by_layer)
-        add_scalar(file, "layer/" + std::to_string(layer), step.step, value);
-      add_scalar(file, "train/lr", step.step, step.lr);
-      add_scalar(file, "train/grad_norm", step.step, step.grad_norm);
-      add_scalar(file, "train/tokens_per_second", step.step, step.tokens_per_second);
+        add_scalar(file, "layer/" + std::to_string(layer), at, value);
+      add_scalar(file, "train/lr", at, step.lr);
+      add_scalar(file, "train/grad_norm", at, step.grad_norm);
+      add_scalar(file, "train/tokens_per_second", at, step.tokens_per_second);
     }
   for (const auto& evaluation : metrics.evaluations) {
-    add_scalar(file, "held_out/perplexity", evaluation.step, evaluation.perplexity);
-    add_scalar(file, "held_out/agreement", evaluation.step, evaluation.agreement);
-    add_scalar(file, "held_out/next_token", evaluation.step, evaluation.next_token);
+    const At at{evaluation.step, wall_time(metrics, evaluation.seconds)};
+    add_scalar(file, "held_out/perplexity", at, evaluation.perplexity);
+    add_scalar(file, "held_out/agreement", at, evaluation.agreement);
+    add_scalar(file, "held_out/next_token", at, evaluation.next_token);
   }
   return file;
 }

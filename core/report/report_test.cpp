@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <string>
 
@@ -201,6 +202,37 @@ TEST(EventFile, HoldsEachFigureUnderItsTag) {
   // Event.step = 300 is the varint ac 02.
   EXPECT_THAT(file, HasSubstr("\x10\xac\x02"));
   EXPECT_THAT(file, AllOf(HasSubstr("brain.Event:2"), Not(HasSubstr("grad_norm"))));
+}
+
+std::string fixed64(double value) {
+  std::string bytes(sizeof value, '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+TEST(EventFile, ItsTimesAreThoseOfTheClock) {
+  RunMetrics metrics;
+  metrics.written = 1.7e9;
+  metrics.seconds = 100;
+  RunMetrics::Step step;
+  step.step = 300;
+  step.loss = 0.5;
+  step.seconds = 40;
+  metrics.stages.push_back({"align", {step}});
+  const std::string file = event_file(metrics);
+  EXPECT_THAT(file, HasSubstr("\x09" + fixed64(1.7e9 - 100) + std::string("\x10\0", 2)));
+  EXPECT_THAT(file, HasSubstr("\x09" + fixed64(1.7e9 - 60) + "\x10\xac\x02"));
+}
+
+TEST_F(Report, KnowsWhenItWasWritten) {
+  write(R"({"kind":"step","stage_index":0,"step":1,"tokens":1,"seconds":2.5}
+{"kind":"eval","step":1,"tokens":1,"seconds":3.5}
+)");
+  const RunMetrics metrics = read_metrics(folder_.path());
+  EXPECT_GT(metrics.written, 1.6e9);
+  EXPECT_EQ(metrics.seconds, 3.5);
+  EXPECT_EQ(metrics.stages[0].steps[0].seconds, 2.5);
+  EXPECT_EQ(metrics.evaluations[0].seconds, 3.5);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "core/report/run_metrics.h"
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -38,6 +41,7 @@ RunMetrics::Step step_of(const json& line) {
   step.lr = number(line, "lr");
   step.grad_norm = number(line, "grad_norm");
   step.tokens_per_second = number(line, "tok_per_s");
+  step.seconds = line.value("seconds", 0.0);
   if (const auto parts = line.find("parts"); parts != line.end())
     for (const auto& [name, value] : parts->items())
       step.parts[name] = value.is_null() ? std::nan("") : value.get<double>();
@@ -49,6 +53,7 @@ RunMetrics::Step step_of(const json& line) {
 
 void add(RunMetrics& metrics, const json& line) {
   const std::string kind = line.value("kind", ""), stage = line.value("stage", "");
+  metrics.seconds = std::max(metrics.seconds, line.value("seconds", 0.0));
   if (kind == "step") {
     const auto index = line.at("stage_index").get<std::size_t>();
     if (index >= 10'000) throw std::out_of_range("stage_index is " + std::to_string(index));
@@ -56,15 +61,23 @@ void add(RunMetrics& metrics, const json& line) {
     metrics.stages[index].name = stage;
     metrics.stages[index].steps.push_back(step_of(line));
   } else if (kind == "eval") {
-    metrics.evaluations.push_back(
-        {stage, line.at("step").get<std::int64_t>(), line.at("tokens").get<std::int64_t>(),
-         number(line, "perplexity"), number(line, "agreement"), number(line, "next_token")});
+    metrics.evaluations.push_back({stage, line.at("step").get<std::int64_t>(),
+                                   line.at("tokens").get<std::int64_t>(),
+                                   number(line, "perplexity"), number(line, "agreement"),
+                                   number(line, "next_token"), line.value("seconds", 0.0)});
   } else if (kind == "gates") {
     metrics.gates.clear();
     for (const auto& [layer, values] : line.at("layers").items())
       metrics.gates[std::stoll(layer)] = {numbers(values, "half_life"),
                                           numbers(values, "write_gate")};
   }
+}
+
+double last_written(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return 0;
+  return static_cast<double>(info.st_mtim.tv_sec) +
+         1e-9 * static_cast<double>(info.st_mtim.tv_nsec);
 }
 
 // What is wrong with a value of the right syntax, with its place before it.
@@ -83,6 +96,7 @@ RunMetrics read_metrics(const std::filesystem::path& folder) {
   const auto path = folder / "metrics.jsonl", samples = folder / "samples.json";
   const std::string text = read_text(path);
   RunMetrics metrics;
+  metrics.written = last_written(path);
   std::size_t number_of_line = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const auto end = rest.find('\n');

@@ -13,6 +13,7 @@ struct RunMetrics {
   struct Step {
     std::int64_t step = 0, tokens = 0;
     double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0;
+    double seconds = 0;                       // of training so far
     std::map<std::string, double> parts;      // by objective
     std::map<std::int64_t, double> by_layer;  // of stages that train layer by layer
   };
@@ -25,6 +26,7 @@ struct RunMetrics {
     std::int64_t step = 0, tokens = 0;
     double perplexity = 0;
     double agreement = 0, next_token = 0;  // with the teacher; NaN where it was not measured
+    double seconds = 0;                    // of training so far
   };
   // Means over held-out text, one value for each head.
   struct Gates {
@@ -38,6 +40,8 @@ struct RunMetrics {
   std::vector<Evaluation> evaluations;
   std::map<std::int64_t, Gates> gates;  // by layer, the last that were measured
   std::vector<Sample> samples;
+  double written = 0;  // when the last line was, in seconds since 1970
+  double seconds = 0;  // of training, until then
 };
 
 // FOLDER/metrics.jsonl and, if it is there, FOLDER/samples.json. Lines of a kind that is not known

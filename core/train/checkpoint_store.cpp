@@ -138,14 +138,14 @@ void CheckpointStore::write(const TrainCheckpoint& checkpoint, std::int64_t best
   const json manifest = {{"format", kFormat}, {"step", checkpoint.step}, {"files", files}};
   write_file_atomically(out.path() / kManifest, manifest.dump(2) + "\n");
   out.commit();
-  prune(best_step);
+  prune(checkpoint.step, best_step);
 }
 
-void CheckpointStore::prune(std::int64_t best_step) const {
+void CheckpointStore::prune(std::int64_t written, std::int64_t best_step) const {
   const std::vector<std::int64_t> all = steps();
   const auto kept = static_cast<std::size_t>(keep_);
   for (std::size_t i = 0; i + kept < all.size(); ++i) {
-    if (all[i] == best_step) continue;
+    if (all[i] == best_step || all[i] == written) continue;
     // Renamed first: a process killed in between leaves no folder that looks like a checkpoint.
     std::error_code error;
     const fs::path doomed = folder_ / (folder_of(all[i]).filename().string() + ".partial-removed");
@@ -154,16 +154,29 @@ void CheckpointStore::prune(std::int64_t best_step) const {
   }
 }
 
-std::optional<TrainCheckpoint> CheckpointStore::load_last(
-    const std::function<void(const std::string&)>& say) const {
-  std::vector<std::int64_t> all = steps();
+// A folder that cannot be used must not count as one of the last, or it would push usable ones out.
+void CheckpointStore::set_aside(std::int64_t step, const Say& say) const {
+  const fs::path from = folder_of(step), to = from.string() + ".damaged";
+  std::error_code error;
+  fs::remove_all(to, error);
+  fs::rename(from, to, error);
+  say(error ? "the folder " + quoted_path(from) + " cannot be set aside: " + error.message()
+            : "the checkpoint of step " + std::to_string(step) + " is set aside as " +
+                  quoted_path(to) + "; nothing reads it, remove it at will");
+}
+
+std::optional<TrainCheckpoint> CheckpointStore::load_last(const Say& say) const {
+  std::vector<std::int64_t> all = steps(), unusable;
   if (all.empty()) return std::nullopt;
   std::string faults;
   for (; !all.empty(); all.pop_back()) {
     try {
-      return read_checkpoint(folder_of(all.back()));
+      TrainCheckpoint found = read_checkpoint(folder_of(all.back()));
+      for (const std::int64_t step : unusable) set_aside(step, say);
+      return found;
     } catch (const Error& error) {
       faults += std::string("\n  ") + error.what();
+      unusable.push_back(all.back());
       if (all.size() > 1)
         say("the checkpoint of step " + std::to_string(all.back()) +
             " cannot be used: " + error.what() + "; the one before it, of step " +

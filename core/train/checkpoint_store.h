@@ -32,22 +32,25 @@ class CheckpointStore {
   // Makes the folder, and removes what a killed process left half-written in it.
   CheckpointStore(std::filesystem::path folder, std::int64_t keep);
 
-  // Writes one (over another of that step), then removes all but the last `keep` and that of
-  // `best_step`. A disk that is full or read-only is an Error that names the file and leaves the
-  // older checkpoints as they are.
+  using Say = std::function<void(const std::string&)>;
+
+  // Writes one (over another of that step), then removes all but the last `keep`, that of
+  // `best_step` and the one just written. A disk that is full or read-only is an Error that names
+  // the file and leaves the older checkpoints as they are.
   void write(const TrainCheckpoint& checkpoint, std::int64_t best_step);
 
   // The last one that is whole. Each that is not is said, with what is wrong and which is taken in
-  // its place. Nothing when there is none at all; Error(input) when none is whole.
-  std::optional<TrainCheckpoint> load_last(
-      const std::function<void(const std::string&)>& say) const;
+  // its place, and renamed to step-N.damaged when an older one is whole. Nothing when there is none
+  // at all; Error(input) when none is whole.
+  std::optional<TrainCheckpoint> load_last(const Say& say) const;
 
   std::filesystem::path folder_of(std::int64_t step) const;
   // Steps of all checkpoints, ascending.
   std::vector<std::int64_t> steps() const;
 
  private:
-  void prune(std::int64_t best_step) const;
+  void prune(std::int64_t written, std::int64_t best_step) const;
+  void set_aside(std::int64_t step, const Say& say) const;
 
   std::filesystem::path folder_;
   std::int64_t keep_;

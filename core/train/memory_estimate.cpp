@@ -14,6 +14,11 @@ namespace graft {
 namespace {
 
 constexpr std::uint64_t kFloat = sizeof(float);
+// Kernels, threads and the allocator's caches: what the peak of a run of two tiny layers has beyond
+// its tensors.
+constexpr std::uint64_t kLibraries = std::uint64_t{24} << 20;
+// As core/eval/perplexity.cpp takes them.
+constexpr std::uint64_t kWindowsAtOnce = 4, kLogitRows = 256;
 
 std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
 
@@ -68,11 +73,22 @@ std::uint64_t activations(const ModelConfig& config, const Stage& stage, const M
   return kept + inference + mixer.workspace + logits;
 }
 
+// Windows side by side, through one layer, then a block of logits and its log-softmax.
+std::uint64_t evaluation(const ModelConfig& config, std::int64_t context) {
+  const std::uint64_t tokens = kWindowsAtOnce * unsigned_of(context);
+  const std::uint64_t layer = 6 * unsigned_of(config.model_dim) +
+                              2 * unsigned_of(config.query_dim() + 2 * config.key_dim()) +
+                              3 * unsigned_of(config.mlp_dim);
+  return tokens * layer * kFloat +
+         2 * std::min(tokens, kLogitRows) * unsigned_of(config.vocab_size) * kFloat;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const ModelConfig& config, const Stage& stage,
                                const std::vector<ParameterInfo>& parameters,
-                               const std::vector<std::size_t>& trained, Mixer& mixer) {
+                               const std::vector<std::size_t>& trained, Mixer& mixer,
+                               std::int64_t eval_context) {
   std::uint64_t in_mixers = 0, training = 0, training_backbone = 0;
   for (const ParameterInfo& parameter : parameters)
     if (parameter.module == "mixers") in_mixers += unsigned_of(parameter.numel);
@@ -85,7 +101,9 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const Stage& stage,
   estimate.weights = (teacher + in_mixers + training_backbone) * kFloat;
   if (stage.compute == Compute::bfloat16) estimate.weights += teacher * kFloat / 2;
   estimate.optimizer = training * kFloat * (stage.keep_best ? 4 : 3);
-  estimate.activations = activations(config, stage, memory_of(mixer, stage));
+  if (stage.steps > 0) estimate.activations = activations(config, stage, memory_of(mixer, stage));
+  if (eval_context > 0) estimate.evaluation = evaluation(config, eval_context);
+  estimate.libraries = kLibraries;
   return estimate;
 }
 
@@ -100,6 +118,11 @@ std::uint64_t memory_peak() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::uint64_t memory_of_machine() {
+  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 std::string bytes_text(std::uint64_t bytes) {

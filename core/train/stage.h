@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@ enum class StageScope { layer, model };
 struct ObjectiveChoice {
   PluginChoice plugin;
   double weight = 1;
+  std::string where{};  // for messages; empty = the stage's
 };
 
 // Parameters with a learning rate or weight decay of their own; negative = the stage's.
@@ -28,10 +31,21 @@ struct GroupChoice {
   std::string where;  // for messages
 };
 
+// More tokens than any run will see; below it no sum of a run's stages leaves 64 bits.
+constexpr std::int64_t kMostTokens = 1'000'000'000'000'000;
+
+// The largest number there is where the product does not fit.
+inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max()
+                                                : product;
+}
+
 // One stage of a run: what it starts from, what it trains and for how long.
 struct Stage {
   std::string name;
-  std::string where;  // the row in the recipe, for messages
+  std::string where;                            // the row in the recipe, for messages
+  std::map<std::string, std::string> places{};  // key -> where it was given, for messages
   StageScope scope = StageScope::layer;
 
   // A new mixer and what fills it; neither = the student of the stage before.
@@ -57,8 +71,16 @@ struct Stage {
   double position0_weight = 0;
   std::int64_t position0_layers = 12;
 
-  std::int64_t tokens_per_step() const { return batch * context * accumulate; }
-  std::int64_t tokens() const { return steps * tokens_per_step(); }
+  // The place of a key, or of the row where the key has its default.
+  const std::string& place(const std::string& key) const {
+    const auto found = places.find(key);
+    return found == places.end() ? where : found->second;
+  }
+  // Both saturate: a product too large for 64 bits is refused when the run is planned.
+  std::int64_t tokens_per_step() const {
+    return saturating_product(saturating_product(batch, context), accumulate);
+  }
+  std::int64_t tokens() const { return saturating_product(steps, tokens_per_step()); }
 };
 
 }  // namespace graft

@@ -26,7 +26,7 @@ bool provides(StageScope scope, const std::string& signal) {
   return std::find(signals.begin(), signals.end(), signal) != signals.end();
 }
 
-void check_signals(const Stage& stage, const Objective& objective) {
+void check_signals(const Stage& stage, const ObjectiveChoice& choice, const Objective& objective) {
   for (const graft_signal_need& need : objective.needs()) {
     if (need.optional != 0 || provides(stage.scope, need.name)) continue;
     const StageScope other =
@@ -36,9 +36,9 @@ void check_signals(const Stage& stage, const Objective& objective) {
       have += (have.empty() ? "" : ", ") + signal;
     fail(
         ErrorKind::usage,
-        stage.where + ": stage " + quoted(stage.name) + ": objective '" + objective.label() +
-            "' needs signal " + need.name + ", which scope \"" + name_of(stage.scope) +
-            "\" does not have (it has " + have + ")" +
+        (choice.where.empty() ? stage.where : choice.where) + ": stage " + quoted(stage.name) +
+            ": objective '" + objective.label() + "' needs signal " + need.name +
+            ", which scope \"" + name_of(stage.scope) + "\" does not have (it has " + have + ")" +
             (provides(other, need.name) ? std::string("; scope = \"") + name_of(other) + "\" has it"
                                         : std::string("; no scope has it")));
   }
@@ -50,7 +50,7 @@ StageObjectives::StageObjectives(PluginRegistry& registry, const Stage& stage) {
   std::map<std::string, int> count;
   for (const ObjectiveChoice& choice : stage.objectives) {
     auto objective = registry.create_objective(choice.plugin.name, choice.plugin.options);
-    check_signals(stage, *objective);
+    check_signals(stage, choice, *objective);
     const int seen = ++count[objective->label()];
     std::string name = objective->label();
     if (seen > 1) name.append("-").append(std::to_string(seen));

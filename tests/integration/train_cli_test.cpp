@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using Words = std::vector<std::string>;
 
 const fs::path hostapp = fs::path(GRAFT_BUILD_DIR) / "bin/hostapp";
@@ -187,6 +188,11 @@ TEST_F(TrainCliTest, GoesOnFromAStudent) {
   EXPECT_THAT(done.out, AllOf(HasSubstr("8 steps, 512 tokens"), HasSubstr("perplexity: ")));
   EXPECT_TRUE(fs::exists(folder_ / "second/student/model.safetensors"));
 
+  // The stored recipe spells out the default of keep_attention, which is no contradiction.
+  fs::copy_file(folder_ / "second/config.toml", folder_ / "second.toml");
+  const Finished again = run({"train", "second.toml", "--out", "again"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+
   const auto with = [&](const std::string& student, const Words& rest = {}) {
     Words words = more;
     words.back() = student;
@@ -211,6 +217,27 @@ TEST_F(TrainCliTest, TheResolvedRecipeIsARecipe) {
             read_text(folder_ / "again/student/model.safetensors"));
 }
 
+// The corpora of a recipe yield to --text, and what is stored has those in use alone.
+TEST_F(TrainCliTest, TheResolvedRecipeHasTheTextInUse) {
+  write_file_atomically(folder_ / "recipe.toml",
+                        kRecipe + std::string("[[corpus]]\npath = 'no such folder'\n"));
+  ASSERT_EQ(run(train("out", {"--set", "scale=tiny"})).exit_code, 0);
+  const std::string stored = read_text(folder_ / "out/config.toml");
+  EXPECT_THAT(stored, Not(HasSubstr("corpus]]")));
+  EXPECT_THAT(stored, HasSubstr("# default of "));
+  fs::copy_file(folder_ / "out/config.toml", folder_ / "again.toml");
+  const Finished again = run({"train", "again.toml", "--out", "again"});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(read_text(folder_ / "out/student/model.safetensors"),
+            read_text(folder_ / "again/student/model.safetensors"));
+  // ... and it is the same recipe, so a run goes on with it.
+  const Finished on = run({"train", "again.toml", "--out", "out", "--resume"});
+  EXPECT_EQ(on.exit_code, 0) << on.err;
+  const Finished shown = run(train("third", {"--print-config"}));
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("# default of "));
+}
+
 TEST_F(TrainCliTest, MistakesAreReportedWhereTheyStand) {
   const auto with = [&](const std::string& toml) {
     write_file_atomically(folder_ / "recipe.toml", toml);
@@ -218,8 +245,25 @@ TEST_F(TrainCliTest, MistakesAreReportedWhereTheyStand) {
   };
   expect_refused(with("[[stage]]\nname = 'a'\nstesp = 3"), ErrorKind::usage,
                  HasSubstr("recipe.toml:3:1: unknown key 'stesp' (did you mean 'steps'?)"));
-  expect_refused(with("[[stage]]\nname = 'a'\nmixer.name = 'gnd'\nsteps = 1"), ErrorKind::usage,
-                 AllOf(HasSubstr("'gnd'"), HasSubstr("gdn")));
+  expect_refused(
+      with("[[stage]]\nname = 'a'\nmixer.name = 'gnd'\nsteps = 1"), ErrorKind::usage,
+      AllOf(HasSubstr("recipe.toml:3:1: mixer.name: "), HasSubstr("'gnd'"), HasSubstr("gdn")));
+  expect_refused(with("[[stage]]\nname = 'a'\nmixer.name = 'gdn'\ninit.name = 'projection_copy'\n"
+                      "steps = 1\n[[stage.objective]]\nname = 'layer_alignmnt'"),
+                 ErrorKind::usage,
+                 AllOf(HasSubstr("recipe.toml:7:1: name: "), HasSubstr("'layer_alignmnt'"),
+                       HasSubstr("layer_alignment")));
+  expect_refused(
+      with("eval.context = 32\nkeep_attention = '7'\n[[stage]]\nname = 'a'\n"
+           "mixer.name = 'gdn'\ninit.name = 'projection_copy'\nsteps = 1"),
+      ErrorKind::usage,
+      AllOf(HasSubstr("recipe.toml:2:1: keep_attention '7'"), HasSubstr("layers 0 to 1")));
+  expect_refused(with("keep_attention = 'uniform:x'"), ErrorKind::usage,
+                 HasSubstr("recipe.toml:1:1: keep_attention 'uniform:x'"));
+  expect_refused(with("budget = 9000\n[[stage]]\nname = 'a'\nshare = 0.5\n[[stage]]\nname = 'b'\n"
+                      "share = 0.6"),
+                 ErrorKind::usage,
+                 AllOf(HasSubstr("recipe.toml:7:1: share: "), HasSubstr("sum to 1.1")));
   expect_refused(with("[[stage]]\nname = 'a'\nmixer.name = 'gdn'\nmixer.options.roep = true\n"
                       "init.name = 'projection_copy'\nsteps = 1"),
                  ErrorKind::usage, AllOf(HasSubstr("recipe.toml:4:"), HasSubstr("rope")));
