@@ -341,7 +341,7 @@ bool exchange(const fs::path& fresh, const fs::path& old) {
 
 }  // namespace
 
-bool lies_in(const fs::path& path, const fs::path& folder) {
+bool is_within(const fs::path& path, const fs::path& folder) {
   const fs::path target = directory_target(folder);
   std::error_code error;
   const fs::path real_target = fs::weakly_canonical(target, error);

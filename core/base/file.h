@@ -85,7 +85,7 @@ void write_file_atomically(const std::filesystem::path& path, std::span<const st
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
 // True when `path` is `folder` or lies in it, links followed: replacing the folder would lose it.
-bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
+bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // A folder that appears under its final name only when it is complete.
 //

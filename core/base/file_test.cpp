@@ -421,7 +421,7 @@ TEST(AtomicDirectoryTest, RemovesTheParentsItMadeAndNoOthers) {
   EXPECT_FALSE(fs::exists(folder / "mine" / "a" / "b"));
 }
 
-TEST(LiesIn, FollowsLinksBothWays) {
+TEST(IsWithin, FollowsLinksBothWays) {
   const TempFolder folder;
   fs::create_directories(folder / "out" / "deep");
   fs::create_directory(folder / "outside");
@@ -430,13 +430,13 @@ TEST(LiesIn, FollowsLinksBothWays) {
   fs::create_symlink(folder / "out" / "deep", folder / "link");
   fs::create_symlink(folder / "outside" / "g", folder / "out" / "g");
   const fs::path out = folder / "out";
-  EXPECT_TRUE(lies_in(out, out));
-  EXPECT_TRUE(lies_in(out / "", out));
-  EXPECT_TRUE(lies_in(out / "deep" / "f", folder / "outside" / ".." / "out/"));
-  EXPECT_TRUE(lies_in(folder / "link" / "f", out)) << "the file itself is in there";
-  EXPECT_TRUE(lies_in(out / "g", out)) << "the link is in there";
-  EXPECT_FALSE(lies_in(folder / "outside" / "g", out));
-  EXPECT_FALSE(lies_in(folder.path(), out));
+  EXPECT_TRUE(is_within(out, out));
+  EXPECT_TRUE(is_within(out / "", out));
+  EXPECT_TRUE(is_within(out / "deep" / "f", folder / "outside" / ".." / "out/"));
+  EXPECT_TRUE(is_within(folder / "link" / "f", out)) << "the file itself is in there";
+  EXPECT_TRUE(is_within(out / "g", out)) << "the link is in there";
+  EXPECT_FALSE(is_within(folder / "outside" / "g", out));
+  EXPECT_FALSE(is_within(folder.path(), out));
 }
 
 TEST(AtomicDirectoryTest, RefusesWithTheReason) {
