@@ -453,6 +453,17 @@ TEST_F(HostappTest, QuietSaysOnlyTheResult) {
                               Not(HasSubstr("agreement with"))));
 }
 
+TEST_F(HostappTest, SaysWhatIsLeftOutAndWhatIsReadTwice) {
+  write("lines.jsonl", "{\"text\": \"brief\"}\n");
+  const Finished done = run(job({"--text", "lines.jsonl", "--calibrate.tokens", "16000",
+                                 "--calibrate.steps", "1", "--agreement.prompts", "0"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_THAT(done.err, AllOf(HasSubstr("1 of 3 calibration documents are shorter than a window "
+                                        "(32 tokens) and are left out"),
+                              HasSubstr("taylor: 16000 calibration tokens are asked for"),
+                              HasSubstr("the text has 12000: windows repeat")));
+}
+
 TEST_F(HostappTest, TheDefaultCalibrationCanBeLeftOutWithoutARecipe) {
   const Finished done = run(
       job({"--recipe", "none", "--calibrate.enabled", "false", "--mixer.options.rope", "true"}));
