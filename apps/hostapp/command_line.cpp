@@ -56,6 +56,23 @@ const Key* key_of_flag(const std::string& name) {
            (near ? " (did you mean " + quoted(*near) + "?)" : "; hostapp --help lists them all"));
 }
 
+// Flags of our own that take a value.
+bool takes_value(const std::string& own_flag) {
+  return own_flag == "--config" || own_flag == "--set" || own_flag == "--student";
+}
+
+// A flag without '=' takes the next word, which must be there and no flag itself.
+void require_value(const std::vector<std::string>& arguments, std::size_t flag_at) {
+  const std::string& flag = arguments[flag_at];
+  const std::string missing = flag + ": a value is missing";
+  if (flag_at + 1 == arguments.size()) fail(ErrorKind::usage, missing);
+  const std::string& next = arguments[flag_at + 1];
+  if (next.starts_with("--"))
+    fail(ErrorKind::usage, missing + ", " + quoted(next) +
+                               " is a flag (a value that begins with -- is given as " + flag +
+                               "=VALUE)");
+}
+
 // Brings every flag into the one spelling that the parser knows: keys as flag_of() has them,
 // switches with a value, options of plugins (which no parser can know) as --set.
 std::vector<std::string> in_one_spelling(const std::vector<std::string>& arguments) {
@@ -77,15 +94,17 @@ std::vector<std::string> in_one_spelling(const std::vector<std::string>& argumen
     const std::string value = equals == std::string::npos ? "" : argument.substr(equals);
     const bool has_next = i + 1 < arguments.size();
     if (std::find(own_flags().begin(), own_flags().end(), flag) != own_flags().end()) {
+      if (takes_value(flag) && value.empty()) require_value(arguments, i);
       out.push_back(argument);
     } else if (const Key* key = key_of_flag(name)) {
       const bool bare_switch = key->type() == ValueType::boolean && value.empty();
+      if (!bare_switch && value.empty()) require_value(arguments, i);
       const bool next_is_value =
           bare_switch && has_next && (arguments[i + 1] == "true" || arguments[i + 1] == "false");
       const std::string switched = next_is_value ? "=" + arguments[++i] : "=true";
       out.push_back(flag_of(key->name) + (bare_switch ? switched : value));
     } else if (graft_schema().table_holding(name)) {
-      if (value.empty() && !has_next) fail(ErrorKind::usage, flag + ": a value is missing");
+      if (value.empty()) require_value(arguments, i);
       out.push_back(plugin_option);
       out.push_back(name + (value.empty() ? "=" + arguments[++i] : value));
     } else {

@@ -74,6 +74,11 @@ TEST(CommandLine, SwitchesTakeAValueOnlyWhenItIsOne) {
   EXPECT_EQ(line.subject, "model");
 }
 
+TEST(CommandLine, BehindAnEqualsSignAValueMayBeginWithDashes) {
+  EXPECT_THAT(words_of(parse_command_line({"--prompt=--- she"}), "generate.prompt"),
+              ElementsAre("--- she"));
+}
+
 TEST(CommandLine, TheLastOfTwoCountsAndListsGrow) {
   const CommandLine line =
       parse_command_line({"--out", "a", "--text", "1", "--out", "b", "--text", "2", "3"});
@@ -162,6 +167,23 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"NoValueForOption",
                 {"--mixer.options.rope"},
                 "--mixer.options.rope: a value is missing"},
+        BadLine{"NoValueAtTheEnd", {"--seed", "3", "--out"}, "--out: a value is missing"},
+        BadLine{"AFlagForAValue",
+                {"--out", "--force"},
+                "--out: a value is missing, '--force' is a flag (a value that begins with -- is "
+                "given as --out=VALUE)"},
+        BadLine{"AFlagForAList",
+                {"--text", "--out", "o"},
+                "--text: a value is missing, '--out' is a flag (a value that begins with -- is "
+                "given as --text=VALUE)"},
+        BadLine{"AFlagForAnOption",
+                {"--mixer.options.rope", "--init", "taylor"},
+                "--mixer.options.rope: a value is missing, '--init' is a flag (a value that begins "
+                "with -- is given as --mixer.options.rope=VALUE)"},
+        BadLine{"AFlagForAFile",
+                {"--config", "--force"},
+                "--config: a value is missing, '--force' is a flag (a value that begins with -- is "
+                "given as --config=VALUE)"},
         BadLine{"SetWithoutEquals", {"--set", "seed"}, "--set seed: expected KEY=VALUE"},
         BadLine{"SetWithoutKey", {"--set", "=1"}, "--set =1: expected KEY=VALUE"},
         BadLine{"PluginsAlone", {"plugins"}, "hostapp plugins: list or info NAME?"},

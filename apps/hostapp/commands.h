@@ -10,7 +10,8 @@ class PluginRegistry;
 
 // The work behind each command, results on standard output. They throw Error.
 
-void run_convert(Config config, PluginRegistry& registry, Console& console);
+void run_convert(const CommandLine& line, Config config, PluginRegistry& registry,
+                 Console& console);
 void run_train(const CommandLine& line, const Config& config, PluginRegistry& registry,
                Console& console);
 void run_eval(const std::string& model, const Config& config, PluginRegistry& registry,

@@ -110,6 +110,16 @@ MainJob make_job(const Config& config, PluginRegistry& registry) {
   return job;
 }
 
+// The files named on the command line that say what to do.
+std::vector<std::filesystem::path> settings_files(const CommandLine& line, const Config& config) {
+  std::vector<std::filesystem::path> files(line.config_files.begin(), line.config_files.end());
+  const std::string& recipe = config.text("recipe");
+  if (recipe != "auto" && recipe != "none") files.emplace_back(recipe);
+  for (const std::string& spec : config.get<Strings>("keep_attention"))
+    if (spec.ends_with(".json")) files.emplace_back(spec);
+  return files;
+}
+
 std::string result_table(const MainJob& job, const MainJobResult& result) {
   const bool agreed = job.prompts > 0;
   std::vector<Strings> rows = {
@@ -151,13 +161,15 @@ void print_result(const MainJob& job, const MainJobResult& result) {
 
 }  // namespace
 
-void run_convert(Config config, PluginRegistry& registry, Console& console) {
+void run_convert(const CommandLine& line, Config config, PluginRegistry& registry,
+                 Console& console) {
   const std::filesystem::path missing_recipe = add_recipe(config, registry);
   if (!missing_recipe.empty()) log_info("no default recipe " + missing_recipe.string());
   require_the_job(config);
   check_values(config, missing_recipe);
   add_all_plugin_defaults(config, registry);
-  const MainJob job = make_job(config, registry);
+  MainJob job = make_job(config, registry);
+  job.settings_files = settings_files(line, config);
 
   JobHooks hooks;
   hooks.begin = [&](const std::string& phase, std::int64_t units, const std::string& unit) {

@@ -82,7 +82,7 @@ void run(const CommandLine& line) {
   } else {
     switch (line.command) {
       case Command::convert:
-        run_convert(config, *registry, console);
+        run_convert(line, config, *registry, console);
         break;
       case Command::train:
         run_train(line, config, *registry, console);

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
@@ -276,6 +277,12 @@ bool holds_current_directory(const fs::path& folder) {
   return false;
 }
 
+// True when every part of `folder` begins `path`: it is the folder, or lies in it.
+bool begins(const fs::path& folder, const fs::path& path) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first ==
+         folder.end();
+}
+
 void check_replaceable(const fs::path& target, bool replace_existing) {
   std::error_code error;
   const fs::file_status status = fs::status(target, error);
@@ -290,6 +297,16 @@ void check_replaceable(const fs::path& target, bool replace_existing) {
   if (!empty && !replace_existing) {
     fail(ErrorKind::usage, refused + "it is not empty; name another, or replace it with --force");
   }
+}
+
+// Those of `folder` and the folders above it that are not there, the deepest first.
+std::vector<fs::path> missing_folders(const fs::path& folder) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path at = folder; at.has_relative_path() && !fs::exists(at, error) && !error;
+       at = at.parent_path())
+    missing.push_back(at);
+  return missing;
 }
 
 void sync_tree(const fs::path& root, const fs::path& target) {
@@ -324,23 +341,48 @@ bool exchange(const fs::path& fresh, const fs::path& old) {
 
 }  // namespace
 
+bool is_within(const fs::path& path, const fs::path& folder) {
+  const fs::path target = directory_target(folder);
+  std::error_code error;
+  const fs::path real_target = fs::weakly_canonical(target, error);
+  if (error || path.empty()) return false;
+  // Both where the name stands and where its links lead: either would be lost with the folder.
+  const fs::path real = fs::weakly_canonical(path, error);
+  const fs::path where = fs::weakly_canonical(fs::absolute(path).parent_path(), error);
+  return begins(real_target, real) || begins(real_target, where);
+}
+
 AtomicDirectory::AtomicDirectory(const fs::path& final_path, bool replace_existing)
     : final_(directory_target(final_path)), replace_existing_(replace_existing) {
   check_replaceable(final_, replace_existing);
+  const fs::path above = final_.parent_path();
+  made_ = missing_folders(above);
   std::error_code error;
-  fs::create_directories(final_.parent_path(), error);
-  if (error) fail_writing(final_, error.value(), ", while making the folders above it");
+  fs::create_directories(above, error);
+  if (error) {
+    remove_made();
+    fail_writing(final_, error.value(), ", while making the folders above it");
+  }
   const fs::path partial = partial_name(final_);
   if (::mkdir(partial.c_str(), S_IRWXU | S_IRWXG | S_IRWXO) != 0) {
-    fail_writing(final_, errno, ", while making a folder beside it");
+    const int reason_of_mkdir = errno;
+    remove_made();
+    fail_writing(final_, reason_of_mkdir, ", while making a folder beside it");
   }
   partial_ = partial;
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  if (committed_) return;
+  if (committed_ || kept_) return;
   std::error_code ignored;
   fs::remove_all(partial_, ignored);
+  remove_made();
+}
+
+// Only what is empty goes: another process may have put something there meanwhile.
+void AtomicDirectory::remove_made() const {
+  std::error_code ignored;
+  for (const fs::path& folder : made_) fs::remove(folder, ignored);
 }
 
 void AtomicDirectory::commit() {
@@ -362,7 +404,11 @@ void AtomicDirectory::publish() {
   }
   const bool occupied = errno == ENOTEMPTY || errno == EEXIST;
   if (!occupied || !replace_existing_ || !exchange(partial_, final_)) {
-    fail_writing(final_, errno, ", while renaming the finished folder");
+    const int error = errno;
+    kept_ = true;  // all the work is done and in there
+    fail_writing(final_, error,
+                 ", while renaming the finished folder; all of it is kept in " +
+                     quoted_path(partial_) + ": move that where you want it");
   }
   committed_ = true;
   std::error_code error;

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace graft {
 
@@ -83,6 +84,9 @@ void write_file_atomically(const std::filesystem::path& path,
 void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
+// True when `path` is `folder` or lies in it, links followed: replacing the folder would lose it.
+bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);
+
 // A folder that appears under its final name only when it is complete.
 //
 //   AtomicDirectory out(final_path, /*replace_existing=*/false);
@@ -91,8 +95,10 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 //
 // The constructor makes missing parents and an empty folder beside `final_path`, so that every
 // cause known beforehand (not writable, not empty) is an error before the work and not after it.
-// The destructor removes what was not committed. A final path that exists must be an empty folder,
-// unless `replace_existing`; the folder in use (current directory or above it) is never replaced.
+// The destructor removes what was not committed, and the parents that were made for it. Only when
+// the last step of commit() fails does the finished folder stay, and the error says where. A final
+// path that exists must be an empty folder, unless `replace_existing`; the folder in use (current
+// directory or above it) is never replaced.
 class AtomicDirectory {
  public:
   AtomicDirectory(const std::filesystem::path& final_path, bool replace_existing);
@@ -108,11 +114,14 @@ class AtomicDirectory {
 
  private:
   void publish();
+  void remove_made() const;
 
   std::filesystem::path final_;
   std::filesystem::path partial_;
   bool replace_existing_;
+  std::vector<std::filesystem::path> made_;  // the parents that were missing, the deepest first
   bool committed_ = false;
+  bool kept_ = false;
 };
 
 }  // namespace graft

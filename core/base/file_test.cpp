@@ -386,9 +386,57 @@ TEST(AtomicDirectoryTest, AFolderFilledMeanwhileIsKept) {
   fill(out, "mine");
   fs::create_directory(folder / "out");
   write_file_atomically(folder / "out" / "theirs", std::string_view("x"));
-  EXPECT_GRAFT_ERROR(out.commit(), ErrorKind::usage,
-                     HasSubstr("Directory not empty, while renaming the finished folder"));
+  EXPECT_GRAFT_ERROR(
+      out.commit(), ErrorKind::usage,
+      AllOf(HasSubstr("Directory not empty, while renaming the finished folder; all of it is kept"),
+            HasSubstr("in '" + out.path().string() + "': move that")));
   EXPECT_TRUE(fs::exists(folder / "out" / "theirs"));
+}
+
+TEST(AtomicDirectoryTest, TheFinishedFolderOutlivesAFailedRename) {
+  const TempFolder folder;
+  fs::path finished;
+  {
+    AtomicDirectory out(folder / "out", false);
+    finished = out.path();
+    fill(out, "mine");
+    fs::create_directory(folder / "out");
+    write_file_atomically(folder / "out" / "theirs", std::string_view("x"));
+    EXPECT_GRAFT_ERROR(out.commit(), ErrorKind::usage, HasSubstr("all of it is kept in"));
+  }
+  EXPECT_EQ(read_text(finished / "sub folder" / "f"), "mine");
+}
+
+TEST(AtomicDirectoryTest, RemovesTheParentsItMadeAndNoOthers) {
+  const TempFolder folder;
+  fs::create_directory(folder / "mine");
+  { AtomicDirectory out(folder / "mine" / "a" / "b" / "out", false); }
+  EXPECT_THAT(folder.entries(), ElementsAre("mine"));
+  EXPECT_TRUE(fs::is_empty(folder / "mine"));
+  {
+    AtomicDirectory out(folder / "mine" / "a" / "b" / "out", false);
+    write_file_atomically(folder / "mine" / "a" / "other", std::string_view("x"));
+  }
+  EXPECT_TRUE(fs::exists(folder / "mine" / "a" / "other"));
+  EXPECT_FALSE(fs::exists(folder / "mine" / "a" / "b"));
+}
+
+TEST(IsWithin, FollowsLinksBothWays) {
+  const TempFolder folder;
+  fs::create_directories(folder / "out" / "deep");
+  fs::create_directory(folder / "outside");
+  write_file_atomically(folder / "out" / "deep" / "f", std::string_view("x"));
+  write_file_atomically(folder / "outside" / "g", std::string_view("x"));
+  fs::create_symlink(folder / "out" / "deep", folder / "link");
+  fs::create_symlink(folder / "outside" / "g", folder / "out" / "g");
+  const fs::path out = folder / "out";
+  EXPECT_TRUE(is_within(out, out));
+  EXPECT_TRUE(is_within(out / "", out));
+  EXPECT_TRUE(is_within(out / "deep" / "f", folder / "outside" / ".." / "out/"));
+  EXPECT_TRUE(is_within(folder / "link" / "f", out)) << "the file itself is in there";
+  EXPECT_TRUE(is_within(out / "g", out)) << "the link is in there";
+  EXPECT_FALSE(is_within(folder / "outside" / "g", out));
+  EXPECT_FALSE(is_within(folder.path(), out));
 }
 
 TEST(AtomicDirectoryTest, RefusesWithTheReason) {

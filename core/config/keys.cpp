@@ -40,7 +40,7 @@ std::vector<Key> job_keys() {
        .placeholder = "DIR"},
       {.name = "force",
        .default_value = false,
-       .doc = "replace the out folder when it is not empty",
+       .doc = "replace the out folder when it holds an earlier result",
        .synonyms = {"overwrite"}},
       {.name = "recipe",
        .default_value = "auto",

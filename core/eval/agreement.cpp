@@ -11,9 +11,8 @@
 
 namespace graft {
 
-at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip,
-                          std::int64_t count, std::int64_t length, const std::string& what) {
-  const auto total = static_cast<std::int64_t>(tokens.size());
+std::vector<std::int64_t> prompt_starts(std::int64_t total, std::int64_t skip, std::int64_t count,
+                                        std::int64_t length, const std::string& what) {
   // A text with nothing behind the skipped part is used from its start.
   const std::int64_t begin = total - skip >= count * length ? skip : 0;
   const std::int64_t room = total - begin;
@@ -21,11 +20,19 @@ at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t ski
     fail(ErrorKind::input, "text " + quoted(what) + " has " + std::to_string(total) + " tokens; " +
                                std::to_string(count) + " prompts of " + std::to_string(length) +
                                " tokens need " + std::to_string(count * length) +
-                               " (generate.prompts, generate.prompt_length)");
+                               " (agreement.prompts, agreement.prompt_length)");
+  std::vector<std::int64_t> starts;
+  for (std::int64_t i = 0; i < count; ++i) starts.push_back(begin + i * (room / count));
+  return starts;
+}
+
+at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip,
+                          std::int64_t count, std::int64_t length, const std::string& what) {
   at::Tensor prompts = at::empty({count, length}, at::kLong);
   auto* out = prompts.data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < count; ++i)
-    out = std::copy_n(tokens.begin() + begin + i * (room / count), length, out);
+  for (const std::int64_t start :
+       prompt_starts(static_cast<std::int64_t>(tokens.size()), skip, count, length, what))
+    out = std::copy_n(tokens.begin() + start, length, out);
   return prompts;
 }
 

@@ -22,6 +22,10 @@ struct TeacherContinuations {
   at::Tensor continuations;  // [N,T] i64, greedy
 };
 
+// Where spread_prompts' prompts begin in a text of `total` tokens.
+std::vector<std::int64_t> prompt_starts(std::int64_t total, std::int64_t skip, std::int64_t count,
+                                        std::int64_t length, const std::string& what);
+
 // N prompts of `length` tokens, spread evenly over the text behind its first `skip` tokens. Throws
 // Error(input) when the text is too short for them not to overlap.
 at::Tensor spread_prompts(std::span<const std::int32_t> tokens, std::int64_t skip,

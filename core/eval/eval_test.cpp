@@ -276,9 +276,21 @@ TEST(Agreement, AConstantModelAgreesByChanceAlone) {
   EXPECT_EQ(result.forced, zeros);
 }
 
+TEST(Agreement, PromptsBeginWhereSaid) {
+  const auto tokens = some_tokens(400);
+  const at::Tensor prompts = spread_prompts(tokens, 64, 5, 12, "text");
+  const std::vector<std::int64_t> starts = prompt_starts(400, 64, 5, 12, "text");
+  ASSERT_EQ(starts.size(), 5u);
+  EXPECT_EQ(starts.front(), 64);
+  for (std::size_t i = 0; i < starts.size(); ++i)
+    EXPECT_EQ(prompts[static_cast<std::int64_t>(i)][0].item<std::int64_t>(),
+              tokens[static_cast<std::size_t>(starts[i])]);
+}
+
 TEST(Agreement, PromptsNeedEnoughText) {
   EXPECT_GRAFT_ERROR(spread_prompts(some_tokens(30), 0, 4, 10, "short.txt"), ErrorKind::input,
-                     AllOf(HasSubstr("'short.txt'"), HasSubstr("30 tokens"), HasSubstr("need 40")));
+                     AllOf(HasSubstr("'short.txt'"), HasSubstr("30 tokens"), HasSubstr("need 40"),
+                           HasSubstr("(agreement.prompts, agreement.prompt_length)")));
 }
 
 }  // namespace

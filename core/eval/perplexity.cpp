@@ -27,7 +27,7 @@ struct Window {
 
 std::vector<Window> make_windows(std::int64_t tokens, const PerplexityOptions& options) {
   const std::int64_t room = options.context - (options.bos ? 1 : 0);
-  const std::int64_t stride = options.stride == 0 ? room : options.stride;
+  const std::int64_t stride = effective_stride(options);
   std::vector<Window> windows;
   std::int64_t scored_to = 0;
   for (std::int64_t start = 0; start < tokens; start += stride) {
@@ -141,11 +141,14 @@ Perplexity perplexity(const Model& model, std::span<const std::int32_t> tokens,
   return result;
 }
 
+std::int64_t effective_stride(const PerplexityOptions& options) {
+  return options.stride == 0 ? options.context - (options.bos ? 1 : 0) : options.stride;
+}
+
 std::string protocol(const PerplexityOptions& options, const Perplexity& result) {
-  const std::int64_t stride =
-      options.stride == 0 ? options.context - (options.bos ? 1 : 0) : options.stride;
   return std::to_string(result.windows) + " consecutive windows of " +
-         std::to_string(options.context) + " tokens, stride " + std::to_string(stride) + ", " +
+         std::to_string(options.context) + " tokens, stride " +
+         std::to_string(effective_stride(options)) + ", " +
          (options.bos ? "BOS before each" : "no BOS") + ", each from an empty state; " +
          std::to_string(result.scored) + " tokens scored, each once";
 }

@@ -18,6 +18,9 @@ struct PerplexityOptions {
       false;  // put the model's BOS token before each window (it takes a place of the context)
 };
 
+// The stride in tokens that 0 stands for, or the one that was given.
+std::int64_t effective_stride(const PerplexityOptions& options);
+
 struct Perplexity {
   double nll = 0;           // sum over scored tokens, nats
   std::int64_t scored = 0;  // tokens predicted: each once

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json.h"
 #include "core/base/suggest.h"
 #include "core/config/layer_set.h"
 #include "core/loader/registry.h"
@@ -49,6 +50,10 @@ std::vector<KeepSet> keep_sets(const MainJob& job, std::int64_t n_layers) {
     KeepSet set{spec, {}};
     for (int layer = 0; layer < n_layers; ++layer)
       if (!std::binary_search(kept.begin(), kept.end(), layer)) set.converted.push_back(layer);
+    for (const KeepSet& other : sets)
+      if (other.converted == set.converted)
+        fail(ErrorKind::usage, "keep_attention: " + quoted(other.spec) + " and " + quoted(spec) +
+                                   " keep the same layers; give one of them");
     sets.push_back(std::move(set));
   }
   return sets;
@@ -90,6 +95,68 @@ std::string joined_names(const std::vector<Document>& documents) {
   return names;
 }
 
+// A folder's own name, of "." and "dir/" too.
+std::string folder_name(const fs::path& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+// What a main job wrote, by its results.json.
+bool holds_results(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_regular_file(folder / "results.json", error)) return false;
+  try {
+    const nlohmann::json json = read_json(folder / "results.json");
+    return json.is_object() && json.contains("teacher") && json.contains("rows") &&
+           json.contains("protocol");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void refuse_to_replace(const MainJob& job, const fs::path& input, const std::string& what) {
+  if (!is_within(input, job.out)) return;
+  // The configuration beside the results is written again.
+  std::error_code error;
+  if (fs::equivalent(input, job.out / "config.toml", error)) return;
+  fail(ErrorKind::usage, "cannot write the folder " + quoted_path(job.out) + ": it is, or holds, " +
+                             what + " " + quoted_path(input) +
+                             ", which would be deleted; name another --out");
+}
+
+// OUT is replaced as a whole: nothing may be lost but what an earlier job wrote.
+void check_out(const MainJob& job) {
+  std::error_code error;
+  if (!fs::is_directory(job.out, error)) return;
+  refuse_to_replace(job, job.teacher, "the teacher");
+  for (const fs::path& path : job.text) refuse_to_replace(job, path, "the text");
+  for (const fs::path& path : job.eval_text) refuse_to_replace(job, path, "the evaluation text");
+  for (const fs::path& path : job.settings_files) refuse_to_replace(job, path, "the file");
+  if (job.force && !fs::is_empty(job.out, error) && !holds_results(job.out))
+    fail(ErrorKind::usage, "cannot replace the folder " + quoted_path(job.out) +
+                               ": it holds something that is no result of hostapp (no "
+                               "results.json); name another --out, or delete it yourself");
+}
+
+// The parts of the held-out text that figures are made on: the windows, and the prompts with what
+// stands behind them as far as a shared run would reach.
+std::vector<std::span<const std::int32_t>> evaluated_parts(const MainJob& job,
+                                                           std::span<const std::int32_t> tokens,
+                                                           const std::string& name) {
+  const auto total = static_cast<std::int64_t>(tokens.size());
+  const auto part = [&](std::int64_t start, std::int64_t length) {
+    return tokens.subspan(static_cast<std::size_t>(start),
+                          static_cast<std::size_t>(std::min(length, total - start)));
+  };
+  const std::int64_t windows = job.eval.windows * job.eval.context;
+  std::vector<std::span<const std::int32_t>> parts{part(0, windows > 0 ? windows : total)};
+  if (job.prompts > 0)
+    for (const std::int64_t start :
+         prompt_starts(total, windows, job.prompts, job.prompt_length, name))
+      parts.push_back(part(start, std::max(job.prompt_length, kSharedSpan)));
+  return parts;
+}
+
 // A model's vocabulary may be padded beyond the tokenizer's, but not the reverse.
 void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
                       const fs::path& teacher) {
@@ -105,6 +172,7 @@ class Runner {
       : job_(job), registry_(registry), hooks_(hooks) {}
 
   MainJobResult run() {
+    check_out(job_);
     prepare();
     AtomicDirectory out(job_.out, job_.force);
     load_texts();
@@ -149,15 +217,21 @@ class Runner {
       texts_ = {calibration_->documents(), concatenated(held_out.documents()),
                 joined_names(held_out.documents())};
     }
+    for (const Corpus::Source& source : calibration_->sources())
+      result_.calibration.push_back(source.path.filename().string());
     result_.held_out = texts_.held_out_name;
     const std::int64_t needed =
         job_.eval.windows > 0 ? job_.eval.windows * job_.eval.context : job_.eval.context;
     require_tokens({texts_.held_out_name, texts_.held_out}, needed,
                    std::to_string(std::max<std::int64_t>(job_.eval.windows, 1)) +
-                       " evaluation windows of " + std::to_string(job_.eval.context) + " tokens");
-    for (const Document& document : texts_.calibration)
-      require_tokens(document, job_.recipe.window, "one calibration window");
-    refuse_leaks();
+                       " evaluation windows of " + std::to_string(job_.eval.context) + " tokens; " +
+                       (job_.eval_text.empty() ? "give a text for it with --eval-text, more --text,"
+                                               : "give a longer --eval-text") +
+                       " or fewer windows with --eval.windows");
+    refuse_leaks();  // in what no window may come from too
+    std::int64_t window = job_.recipe.window;
+    for (const Recipe& baseline : job_.baselines) window = std::min(window, baseline.window);
+    texts_.calibration = long_enough(texts_.calibration, window);
   }
 
   // Windows are drawn: that they miss the evaluated part of the same text would be luck.
@@ -171,27 +245,18 @@ class Runner {
                                      "a tail is held out");
   }
 
+  // The documents as a whole, not only the windows that this seed draws.
   void refuse_leaks() {
-    const std::int64_t read = job_.eval.windows > 0
-                                  ? job_.eval.windows * job_.eval.context
-                                  : static_cast<std::int64_t>(texts_.held_out.size());
-    const auto evaluated =
-        std::span<const std::int32_t>(texts_.held_out).first(static_cast<std::size_t>(read));
-    std::vector<const Recipe*> recipes{&job_.recipe};
-    for (const Recipe& baseline : job_.baselines) recipes.push_back(&baseline);
-    for (const Recipe* recipe : recipes) {
-      const std::int64_t tokens =
-          std::max(recipe->init_tokens, recipe->calibrate ? recipe->stage.tokens : 0);
-      const at::Tensor windows =
-          calibration_windows(texts_.calibration, (tokens + recipe->window - 1) / recipe->window,
-                              recipe->window, job_.seed);
-      if (shares_span(windows, evaluated, kSharedSpan))
-        fail(ErrorKind::input, "calibration and evaluation text share a run of " +
-                                   std::to_string(kSharedSpan) +
-                                   " tokens: every figure would be measured on what was trained "
-                                   "on. Give another eval_text (now: " +
-                                   texts_.held_out_name + ")");
-    }
+    const Document* shared =
+        sharing_document(texts_.calibration,
+                         evaluated_parts(job_, texts_.held_out, texts_.held_out_name), kSharedSpan);
+    if (shared == nullptr) return;
+    fail(ErrorKind::input, "calibration and evaluation text share a run of " +
+                               std::to_string(kSharedSpan) +
+                               " tokens: every figure would be measured on what was trained on. It "
+                               "stands in " +
+                               quoted(shared->name) + "; take it out, or give another eval_text (" +
+                               "now: " + texts_.held_out_name + ")");
   }
 
   void measure_teacher() {
@@ -290,7 +355,7 @@ class Runner {
     begin("writing", 0, "");
     const std::map<std::string, std::string> provenance{
         {"graft", GRAFT_VERSION_STRING},
-        {"teacher", job_.teacher.filename().string()},
+        {"teacher", folder_name(job_.teacher)},
         {"init", job_.recipe.init.name},
         {"calibrate", job_.recipe.calibrate ? job_.recipe.stage.objective : ""},
         {"keep_attention", keeps_.front().spec},
@@ -327,6 +392,30 @@ class Runner {
   MainJobResult result_;
 };
 
+// Polynomial rolling hash modulo 2^64 of the last `length` tokens. A hit is confirmed by nothing
+// else, since one false alarm in 2^64 / 1e8 pairs will not be met.
+class RollingHash {
+ public:
+  explicit RollingHash(std::size_t length) : length_(length) {
+    for (std::size_t i = 1; i < length; ++i) top_ *= kBase;
+  }
+  // Takes a token; `oldest` is the one `length` before it, where there is one. True when `length`
+  // tokens are in.
+  bool add(std::int32_t token, std::int32_t oldest) {
+    if (count_ >= length_) value_ -= number(oldest) * top_;
+    value_ = value_ * kBase + number(token);
+    return ++count_ >= length_;
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  static constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15u;
+  static std::uint64_t number(std::int32_t token) { return static_cast<std::uint64_t>(token) + 1; }
+
+  std::size_t length_, count_ = 0;
+  std::uint64_t top_ = 1, value_ = 0;
+};
+
 }  // namespace
 
 std::vector<Document> without_held_out_tails(const std::vector<Document>& documents) {
@@ -339,54 +428,47 @@ std::vector<Document> without_held_out_tails(const std::vector<Document>& docume
   return out;
 }
 
-bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,
-                 std::int64_t span) {
+const Document* sharing_document(const std::vector<Document>& calibration,
+                                 const std::vector<std::span<const std::int32_t>>& evaluated,
+                                 std::int64_t span) {
   const auto length = static_cast<std::size_t>(span);
-  if (held_out.size() < length || calibration.size(1) < span) return false;
-  // Polynomial rolling hash modulo 2^64; a hit is confirmed by nothing else, since one false alarm
-  // in 2^64 / 1e8 pairs will not be met.
-  constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15u;
-  std::uint64_t top = 1;
-  for (std::size_t i = 1; i < length; ++i) top *= kBase;
-  const auto each_hash = [&](auto&& at, std::size_t count, auto&& visit) {
-    std::uint64_t hash = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i >= length) hash -= (static_cast<std::uint64_t>(at(i - length)) + 1) * top;
-      hash = hash * kBase + static_cast<std::uint64_t>(at(i)) + 1;
-      if (i + 1 >= length && visit(hash)) return true;
-    }
-    return false;
-  };
   std::unordered_set<std::uint64_t> seen;
-  each_hash([&](std::size_t i) { return held_out[i]; }, held_out.size(),
-            [&](std::uint64_t hash) {
-              seen.insert(hash);
-              return false;
-            });
-  const at::Tensor rows = calibration.contiguous();
-  for (std::int64_t row = 0; row < rows.size(0); ++row) {
-    const std::int64_t* tokens = rows.const_data_ptr<std::int64_t>() + row * rows.size(1);
-    if (each_hash([&](std::size_t i) { return tokens[i]; }, static_cast<std::size_t>(rows.size(1)),
-                  [&](std::uint64_t hash) { return seen.contains(hash); }))
-      return true;
+  for (const std::span<const std::int32_t> part : evaluated) {
+    RollingHash hash(length);
+    for (std::size_t i = 0; i < part.size(); ++i)
+      if (hash.add(part[i], i < length ? 0 : part[i - length])) seen.insert(hash.value());
   }
-  return false;
+  // One stream: a document shorter than the span still counts with its neighbours.
+  RollingHash hash(length);
+  std::vector<std::int32_t> last(length);
+  std::size_t at = 0;
+  for (const Document& document : calibration)
+    for (const std::int32_t token : document.tokens) {
+      std::int32_t& oldest = last[at++ % length];
+      const bool full = hash.add(token, oldest);
+      oldest = token;
+      if (full && seen.contains(hash.value())) return &document;
+    }
+  return nullptr;
 }
 
 std::string results_json(const MainJob& job, const MainJobResult& result) {
   using nlohmann::ordered_json;
   ordered_json rows = ordered_json::array();
+  // Not measured is not the same as never.
+  const auto measured = [&](double share) {
+    return job.prompts > 0 ? ordered_json(share) : ordered_json();
+  };
   for (const ResultRow& row : result.rows)
     rows.push_back({{"init", row.init},
                     {"stage", row.stage},
                     {"keep", row.keep},
                     {"ppl", row.perplexity},
-                    {"agreement", row.agreement.greedy},
-                    {"agreement_forced", row.agreement.forced},
+                    {"agreement", measured(row.agreement.greedy)},
+                    {"agreement_forced", measured(row.agreement.forced)},
                     {"tokens", row.tokens},
                     {"seconds", row.seconds}});
-  ordered_json text = {{"calibration", ordered_json::array()}, {"evaluation", result.held_out}};
-  for (const auto& path : job.text) text["calibration"].push_back(path.filename().string());
+  const ordered_json text = {{"calibration", result.calibration}, {"evaluation", result.held_out}};
   const ordered_json json = {{"teacher", {{"ppl", result.teacher.value()}}},
                              {"rows", rows},
                              {"protocol",
@@ -395,13 +477,13 @@ std::string results_json(const MainJob& job, const MainJobResult& result) {
                                {"tokens_scored", result.teacher.scored},
                                {"windows", result.teacher.windows},
                                {"context", job.eval.context},
-                               {"stride", job.eval.stride},
+                               {"stride", effective_stride(job.eval)},
                                {"bos", job.eval.bos},
                                {"seed", job.seed},
                                {"threads", at::get_num_threads()},
                                {"matmul", job.compute == Compute::float32 ? "fp32" : "bf16"},
                                {"graft", GRAFT_VERSION_STRING}}},
-                             {"model", job.teacher.filename().string()},
+                             {"model", folder_name(job.teacher)},
                              {"text", text}};
   return json.dump(2) + "\n";
 }

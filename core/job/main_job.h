@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct MainJob {
   std::vector<Recipe> baselines;
   PerplexityOptions eval;
   std::int64_t prompts = 16, prompt_length = 48, continuation = 32;
+  // Files the settings came from, which OUT may not hold (but for its own config.toml).
+  std::vector<std::filesystem::path> settings_files;
   std::map<std::string, std::string> extra_files;  // name -> content, written into OUT: config.toml
 };
 
@@ -49,8 +52,9 @@ struct ResultRow {
 struct MainJobResult {
   Perplexity teacher;
   std::vector<ResultRow> rows;
-  std::string protocol;  // how every perplexity here was made
-  std::string held_out;  // which text it was made on
+  std::string protocol;                  // how every perplexity here was made
+  std::vector<std::string> calibration;  // names of the files that were calibrated on
+  std::string held_out;                  // which text it was made on
   std::string agreement_protocol;
   double calibrate_tokens_per_second =
       0;                          // tokens through one layer's training step, summed over layers
@@ -80,9 +84,10 @@ std::string results_json(const MainJob& job, const MainJobResult& result);
 // the tail that figures are made on.
 std::vector<Document> without_held_out_tails(const std::vector<Document>& documents);
 
-// True when some `span` consecutive tokens of `held_out` also stand in `calibration` [N,T]: figures
-// would then be worth nothing.
-bool shares_span(const at::Tensor& calibration, std::span<const std::int32_t> held_out,
-                 std::int64_t span);
+// The document of `calibration` in which a run of `span` tokens ends that also stands in a part of
+// the evaluated text: figures would then be worth nothing. Null when there is none.
+const Document* sharing_document(const std::vector<Document>& calibration,
+                                 const std::vector<std::span<const std::int32_t>>& evaluated,
+                                 std::int64_t span);
 
 }  // namespace graft

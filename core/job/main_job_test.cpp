@@ -1,6 +1,7 @@
 #include "core/job/main_job.h"
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/student/student_io.h"
 #include "core/student/testing.h"
@@ -158,9 +159,126 @@ TEST_F(MainJobTest, AFolderThatIsNotEmptyNeedsForce) {
   EXPECT_GRAFT_ERROR(run(), ErrorKind::usage, HasSubstr("out"));
   EXPECT_EQ(read_text(folder_ / "out/mine.txt"), "mine");
   job_.force = true;
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::usage,
+                     AllOf(HasSubstr("cannot replace the folder"),
+                           HasSubstr("it holds something that is no result of hostapp")));
+  EXPECT_EQ(read_text(folder_ / "out/mine.txt"), "mine");
+  fs::remove(folder_ / "out/mine.txt");
+  run();
+  write_file_atomically(folder_ / "out/student/more.txt", "of the first run");
   run();
   EXPECT_TRUE(fs::exists(folder_ / "out/results.json"));
-  EXPECT_FALSE(fs::exists(folder_ / "out/mine.txt"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/student/more.txt"));
+}
+
+TEST_F(MainJobTest, NothingThatIsReadIsEverReplaced) {
+  job_.force = true;
+  // Looks like an earlier result, which alone would do.
+  write_file_atomically(folder_ / "results.json", R"({"teacher": {}, "rows": [], "protocol": {}})");
+  const auto refused = [&](const fs::path& out, const std::string& what) {
+    job_.out = out;
+    EXPECT_GRAFT_ERROR(run(), ErrorKind::usage,
+                       AllOf(HasSubstr("it is, or holds, " + what),
+                             HasSubstr("which would be deleted; name another --out")));
+    EXPECT_TRUE(fs::exists(folder_ / "teacher/model.safetensors"));
+    EXPECT_TRUE(fs::exists(folder_ / "held_out.txt"));
+  };
+  refused(folder_.path(), "the teacher");
+  refused(folder_ / "teacher", "the teacher");
+  refused(folder_ / "teacher/", "the teacher");
+  fs::create_directory(folder_ / "texts");
+  fs::create_directory(folder_ / "settings");
+  for (const char* name : {"a.txt", "held_out.txt"})
+    fs::copy_file(folder_ / name, folder_ / "texts" / name);
+  write_file_atomically(folder_ / "settings/own.toml", "");
+  job_.eval_text = {folder_ / "texts/held_out.txt"};
+  refused(folder_ / "texts", "the evaluation text");
+  job_.text = {folder_ / "texts/a.txt"};
+  refused(folder_ / "texts", "the text");
+  job_.settings_files = {folder_ / "settings/own.toml"};
+  refused(folder_ / "settings", "the file");
+}
+
+TEST_F(MainJobTest, TheConfigurationBesideTheResultsMayBeReplaced) {
+  run();
+  job_.force = true;
+  job_.settings_files = {folder_ / "out/config.toml"};
+  run();
+  EXPECT_EQ(read_text(folder_ / "out/config.toml"), "# resolved\n");
+}
+
+TEST_F(MainJobTest, ARefusedJobLeavesNoFolderAboveOut) {
+  job_.out = folder_ / "out/of/many";
+  job_.text = {folder_ / "not_there.txt"};
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input, HasSubstr("not_there.txt"));
+  expect_nothing_written();
+}
+
+TEST_F(MainJobTest, TwoSetsOfTheSameLayersAreRefused) {
+  job_.keep = {"none", "0", "0-0"};
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::usage,
+                     HasSubstr("keep_attention: '0' and '0-0' keep the same layers"));
+}
+
+TEST_F(MainJobTest, ResultsNameWhatWasReadAndNothingThatWasNot) {
+  fs::create_directory(folder_ / "texts");
+  for (const char* name : {"a.txt", "b.txt"}) fs::rename(folder_ / name, folder_ / "texts" / name);
+  job_.text = {folder_ / "texts/"};
+  job_.teacher = folder_ / "teacher/";
+  job_.prompts = 0;
+  run();
+  const auto json = nlohmann::json::parse(read_text(folder_ / "out/results.json"));
+  EXPECT_EQ(json["model"], "teacher");
+  EXPECT_THAT(json["text"]["calibration"].get<std::vector<std::string>>(),
+              ElementsAre("a.txt", "b.txt"));
+  EXPECT_EQ(json["protocol"]["stride"], 64);
+  for (const auto& row : json["rows"]) {
+    EXPECT_TRUE(row.at("agreement").is_null());
+    EXPECT_TRUE(row.at("agreement_forced").is_null());
+  }
+}
+
+TEST_F(MainJobTest, TheSameTextInOtherBytesIsFound) {
+  const std::string text = read_text(folder_ / "a.txt");
+  job_.eval_text = {folder_ / "copy.txt"};
+  for (const std::string& copy : {"\xEF\xBB\xBF" + text, text + "\n"}) {
+    write_file_atomically(folder_ / "copy.txt", copy);
+    for (const std::int64_t window : {32, 16}) {
+      job_.recipe.window = window;
+      EXPECT_GRAFT_ERROR(
+          run(), ErrorKind::input,
+          AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("a.txt'"), HasSubstr("copy.txt")));
+    }
+  }
+  expect_nothing_written();
+}
+
+TEST_F(MainJobTest, PromptsFromTheCalibrationTextAreFound) {
+  // The windows are of another text; the prompts lie behind them.
+  write_file_atomically(folder_ / "mixed.txt", read_text(folder_ / "held_out.txt").substr(0, 256) +
+                                                   read_text(folder_ / "a.txt").substr(0, 3000));
+  job_.eval_text = {folder_ / "mixed.txt"};
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("share a run of 32 tokens"), HasSubstr("mixed.txt")));
+  job_.prompts = 0;
+  run();
+}
+
+TEST_F(MainJobTest, ATailTooShortToBeHeldOutSaysTheWayOut) {
+  job_.eval_text.clear();
+  job_.eval.windows = 400;
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("the text has 1200 tokens, but 25600 are needed"),
+                           HasSubstr("--eval-text"), HasSubstr("--eval.windows")));
+}
+
+TEST_F(MainJobTest, ShortDocumentsAreLeftOut) {
+  const std::string text = read_text(folder_ / "a.txt");
+  write_file_atomically(folder_ / "lines.jsonl", nlohmann::json{{"text", "brief"}}.dump() + "\n" +
+                                                     nlohmann::json{{"text", text}}.dump() + "\n");
+  job_.text = {folder_ / "lines.jsonl"};
+  run();
+  EXPECT_TRUE(fs::exists(folder_ / "out/results.json"));
 }
 
 TEST_F(MainJobTest, TextShorterThanAWindowIsNamed) {
@@ -201,18 +319,37 @@ TEST_F(MainJobTest, AnInterruptLeavesNothing) {
   expect_nothing_written();
 }
 
-TEST(SharesSpan, FindsASharedRunOfThatLengthOnly) {
-  std::vector<std::int32_t> held_out(100);
+TEST(SharingDocument, FindsASharedRunOfThatLengthOnly) {
+  std::vector<std::int32_t> held_out(100), first(50), second(50);
   for (std::size_t i = 0; i < held_out.size(); ++i)
     held_out[i] = static_cast<std::int32_t>(i * 7 % 101);
-  at::Tensor windows = at::arange(1000, 1200, at::kLong).view({4, 50});
-  EXPECT_FALSE(shares_span(windows, held_out, 32));
-  for (std::int64_t i = 0; i < 31; ++i)
-    windows[2][i + 10] = held_out[static_cast<std::size_t>(i + 40)];
-  EXPECT_FALSE(shares_span(windows, held_out, 32));
-  windows[2][41] = held_out[71];
-  EXPECT_TRUE(shares_span(windows, held_out, 32));
-  EXPECT_FALSE(shares_span(windows, std::span(held_out).first(20), 32));
+  std::iota(first.begin(), first.end(), 1000);
+  std::iota(second.begin(), second.end(), 2000);
+  const std::span<const std::int32_t> evaluated = held_out;
+  const auto found = [&](const std::vector<std::span<const std::int32_t>>& parts) -> std::string {
+    const std::vector<Document> documents = {{"first", first}, {"second", second}};
+    const Document* document = sharing_document(documents, parts, 32);
+    return document == nullptr ? "none" : document->name;
+  };
+  EXPECT_EQ(found({evaluated}), "none");
+  std::copy_n(held_out.begin() + 40, 31, second.begin() + 10);
+  EXPECT_EQ(found({evaluated}), "none");
+  second[41] = held_out[71];
+  EXPECT_EQ(found({evaluated}), "second");
+  EXPECT_EQ(found({evaluated.first(20)}), "none");
+  EXPECT_EQ(found({evaluated.first(50), evaluated.subspan(50)}), "none")
+      << "no part holds it whole";
+  EXPECT_EQ(found({evaluated.first(20), evaluated.subspan(40, 32)}), "second");
+}
+
+TEST(SharingDocument, DocumentsShorterThanTheRunCountTogether) {
+  std::vector<std::int32_t> text(40);
+  std::iota(text.begin(), text.end(), 0);
+  const std::span<const std::int32_t> all = text;
+  const std::vector<Document> lines = {{"1", all.first(20)}, {"2", all.subspan(20)}};
+  const Document* document = sharing_document(lines, {all}, 32);
+  ASSERT_NE(document, nullptr);
+  EXPECT_EQ(document->name, "2");
 }
 
 }  // namespace

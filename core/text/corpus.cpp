@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/hash.h"
+#include "core/base/json.h"
 #include "core/base/suggest.h"
 #include "core/text/token_block.h"
 #include "core/text/utf8.h"
@@ -102,13 +103,8 @@ void require_text(const fs::path& path, std::string_view content) {
 // The text of one line of a .jsonl file.
 std::string text_of_line(const fs::path& path, std::uint64_t number, std::string_view line,
                          const std::string& field) {
-  nlohmann::json value;
-  try {
-    value = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::parse_error& error) {
-    refuse_line(path, number,
-                "not valid JSON: " + printable(error.what()) + "; each line must be an object");
-  }
+  nlohmann::json value =
+      parse_json(line, quoted_path(path) + ":" + std::to_string(number) + ": the record");
   if (!value.is_object()) refuse_line(path, number, "each line must be an object with a text");
   const auto member = value.find(field);
   if (member == value.end()) {

@@ -215,7 +215,9 @@ TEST_F(CorpusTest, RefusesMalformedLines) {
   refused("{\"txt\": \"x\"}", "no key 'text' (did you mean 'txt'?)");
   refused("{\"text\": 5}", "expected a string under 'text', got 5");
   refused("{\"text\": null}", "expected a string under 'text', got null");
-  refused(std::string(100'000, '['), "not valid JSON");
+  refused(std::string(100'000, '['), "nested deeper than 100 levels");
+  refused("{\"text\": \"abc\", \"n\": 1e999}", "not valid JSON: number overflow");
+  refused("{\"text\": \"a\", \"text\": \"b\"}", "the key 'text' stands twice in one object");
   EXPECT_GRAFT_ERROR(open({write("blank.jsonl", " \n\n")}), ErrorKind::input,
                      HasSubstr("the file holds no text"));
   EXPECT_GRAFT_ERROR(open({write("hollow.jsonl", "{\"text\": \"\"}\n")}), ErrorKind::input,

@@ -1,14 +1,18 @@
 #include "core/train/convert.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <optional>
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/message.h"
 #include "core/base/suggest.h"
 #include "core/loader/registry.h"
 #include "core/teacher/lanes.h"
@@ -45,6 +49,26 @@ std::string note(const ConvertedLayer& done) {
   std::snprintf(text, sizeof text, "loss %.4f -> %.4f", done.report.first_loss,
                 done.report.last_loss);
   return text;
+}
+
+// A step through n documents that meets each once before any twice, the first few far apart: the
+// golden section of n, or the next number that shares no factor with n.
+std::int64_t spreading_step(std::int64_t n) {
+  auto step = std::max<std::int64_t>(1, std::llround(0.6180339887498949 * static_cast<double>(n)));
+  while (std::gcd(step, n) != 1) ++step;
+  return step;
+}
+
+// The windows of a recipe that asks for more tokens than there are hold some of them again.
+void warn_of_repeats(const Recipe& recipe, const std::vector<Document>& text,
+                     std::int64_t windows) {
+  std::int64_t have = 0;
+  for (const Document& document : text) have += static_cast<std::int64_t>(document.tokens.size());
+  if (windows * recipe.window > have)
+    log_warning(recipe.label + ": " + std::to_string(windows * recipe.window) +
+                " calibration tokens are asked for (init.tokens, calibrate.tokens), but the text "
+                "has " +
+                std::to_string(have) + ": windows repeat parts of it; give more --text");
 }
 
 // Sequences the recipe asks for: of the initializer, and in all.
@@ -93,16 +117,36 @@ void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelCon
     registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
 }
 
-at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count,
-                               std::int64_t window, std::uint64_t seed) {
+std::vector<Document> long_enough(const std::vector<Document>& documents, std::int64_t window) {
   if (documents.empty()) fail(ErrorKind::input, "there is no text to calibrate on");
-  for (const Document& document : documents)
-    require_tokens(document, window, "one calibration window");
+  std::vector<Document> kept;
+  const Document* longest = &documents.front();
+  for (const Document& document : documents) {
+    if (static_cast<std::int64_t>(document.tokens.size()) >= window) kept.push_back(document);
+    if (document.tokens.size() > longest->tokens.size()) longest = &document;
+  }
+  if (kept.empty())
+    require_tokens(*longest, window,
+                   std::string("one calibration window") +
+                       (documents.size() > 1 ? ", and it is the longest document" : "") +
+                       "; give longer text or a shorter window");
+  if (kept.size() < documents.size())
+    log_info(std::to_string(documents.size() - kept.size()) + " of " +
+             std::to_string(documents.size()) +
+             " calibration documents are shorter than a window (" + std::to_string(window) +
+             " tokens) and are left out");
+  return kept;
+}
+
+at::Tensor calibration_windows(const std::vector<Document>& given, std::int64_t count,
+                               std::int64_t window, std::uint64_t seed) {
+  const std::vector<Document> documents = long_enough(given, window);
   at::Tensor ids = at::empty({count, window}, at::kLong);
   auto* out = ids.data_ptr<std::int64_t>();
   const auto n = static_cast<std::int64_t>(documents.size());
+  const std::int64_t step = n > count ? spreading_step(n) : 1;
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto& tokens = documents[static_cast<std::size_t>(i % n)].tokens;
+    const auto& tokens = documents[static_cast<std::size_t>(i * step % n)].tokens;
     const auto length = static_cast<std::uint64_t>(tokens.size()),
                k = static_cast<std::uint64_t>(i / n);
     const auto taken = static_cast<std::uint64_t>(window);
@@ -203,6 +247,7 @@ Conversion convert(PluginRegistry& registry, const Backbone& teacher, const Reci
   result.calibrate_tokens = n_all * recipe.window;
 
   std::optional<CalibrationSweep> sweep;
+  if (n_all > 0) warn_of_repeats(recipe, text, n_all);
   if (n_all > 0)
     sweep.emplace(teacher, calibration_windows(text, n_all, recipe.window, seed), *initializer,
                   n_init, recipe.stream);

@@ -81,8 +81,14 @@ struct ConvertHooks {
 // Error(plugin).
 void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelConfig& teacher);
 
-// Calibration sequences [N, window] i64: window i is from document i mod n at a place drawn by
-// seed, all of them different as far as the documents go.
+// The documents that hold a calibration window; how many do not is logged. Throws Error(input) when
+// none does.
+std::vector<Document> long_enough(const std::vector<Document>& documents, std::int64_t window);
+
+// Calibration sequences [N, window] i64 of the documents that are long_enough: window i is from
+// document i mod n at a place drawn by seed, all of them different as far as the documents go. Of
+// more documents than windows, those that are read are spread over all of them, and so are the
+// documents of the first few windows, which are all that an initializer may see.
 at::Tensor calibration_windows(const std::vector<Document>& documents, std::int64_t count,
                                std::int64_t window, std::uint64_t seed);
 

@@ -94,6 +94,40 @@ TEST(CalibrationWindows, TakeDocumentsInTurnAtPlacesDrawnBySeed) {
       at::equal(windows, calibration_windows({document("a", a), document("b", b)}, 6, 64, 2)));
 }
 
+TEST(CalibrationWindows, ShortDocumentsAreLeftOut) {
+  const std::vector<std::int32_t> a(100, 1), brief(63, 2), b(64, 3);
+  const std::vector<Document> documents = {document("brief", brief), document("a", a),
+                                           document("brief too", brief), document("b", b)};
+  EXPECT_EQ(long_enough(documents, 64).size(), 2u);
+  EXPECT_TRUE(at::equal(calibration_windows(documents, 6, 64, 1),
+                        calibration_windows({document("a", a), document("b", b)}, 6, 64, 1)));
+  EXPECT_GRAFT_ERROR(
+      calibration_windows(documents, 1, 101, 1), ErrorKind::input,
+      AllOf(HasSubstr("'a'"), HasSubstr("100 tokens, but 101 are needed"),
+            HasSubstr("one calibration window, and it is the longest document; give longer")));
+}
+
+TEST(CalibrationWindows, OfManyDocumentsThoseReadAreSpreadOverAll) {
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::vector<Document> documents;
+  for (std::int32_t i = 0; i < 100; ++i) tokens.emplace_back(8, i);
+  for (const auto& each : tokens) documents.push_back(document("d", each));
+  for (const std::int64_t count : {4, 10, 50, 99}) {
+    const at::Tensor read =
+        std::get<0>(calibration_windows(documents, count, 8, 1).select(1, 0).sort());
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto at_place = read[i].item<std::int64_t>();
+      if (i > 0) EXPECT_GT(at_place, read[i - 1].item<std::int64_t>()) << "read twice";
+      // At most thrice as far apart as if they were placed evenly.
+      const std::int64_t before = i > 0 ? read[i - 1].item<std::int64_t>() : 0;
+      EXPECT_LE(at_place - before, 300 / count + 1) << count;
+    }
+    EXPECT_GE(read[count - 1].item<std::int64_t>(), 99 - 300 / count) << count;
+  }
+  const at::Tensor in_turn = calibration_windows(documents, 100, 8, 1).select(1, 0);
+  EXPECT_TRUE(at::equal(in_turn, at::arange(100, at::kLong)));
+}
+
 TEST(CalibrationWindows, AShortDocumentIsNamed) {
   const std::vector<std::int32_t> tokens(10);
   EXPECT_GRAFT_ERROR(calibration_windows({document("tiny.txt", tokens)}, 1, 64, 1),

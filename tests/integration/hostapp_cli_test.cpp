@@ -230,6 +230,8 @@ TEST_F(HostappTest, FlagsAndFilesAreChecked) {
                  HasSubstr("keep_attention 'uniform:0'"));
   expect_refused(job({"--keep-attention", "none", "none"}), ErrorKind::usage,
                  HasSubstr("--keep-attention: keep_attention: 'none' is given twice"));
+  expect_refused(job({"--keep-attention", "0", "0-0"}), ErrorKind::usage,
+                 HasSubstr("keep_attention: '0' and '0-0' keep the same layers"));
   expect_refused(job({"--keep-attention", "0,7"}), ErrorKind::usage,
                  HasSubstr("the model has layers 0 to 1, not 7"));
   expect_refused(job({"--compare", "nave"}), ErrorKind::usage,
@@ -342,7 +344,32 @@ TEST_F(HostappTest, AnOutFolderInUseNeedsForce) {
   write("used/mine.txt", "mine");
   expect_refused(job({"--out", "used"}), ErrorKind::usage,
                  AllOf(HasSubstr("used"), HasSubstr("--force")));
+  expect_refused(job({"--out", "used", "--force"}), ErrorKind::usage,
+                 AllOf(HasSubstr("cannot replace the folder 'used'"),
+                       HasSubstr("it holds something that is no result of hostapp")));
   EXPECT_EQ(read_text(folder_ / "used/mine.txt"), "mine");
+}
+
+TEST_F(HostappTest, ForceDeletesNothingThatTheJobReads) {
+  const fs::path teacher = spoilt_teacher();
+  write("spoilt/results.json", R"({"teacher": {}, "rows": [], "protocol": {}})");
+  for (const char* out : {"spoilt", "spoilt/", "./spoilt"})
+    expect_refused(job({"--teacher", teacher.string(), "--out", out, "--force"}), ErrorKind::usage,
+                   AllOf(HasSubstr("it is, or holds, the teacher"), HasSubstr("which would be")));
+  fs::create_directory(folder_ / "own");
+  write("own/results.json", R"({"teacher": {}, "rows": [], "protocol": {}})");
+  write("own/mine.toml", "seed = 2\n");
+  expect_refused(job({"--config", "own/mine.toml", "--out", "own", "--force"}), ErrorKind::usage,
+                 HasSubstr("it is, or holds, the file 'own/mine.toml'"));
+  EXPECT_TRUE(fs::exists(teacher / "model.safetensors"));
+  EXPECT_TRUE(fs::exists(folder_ / "own/mine.toml"));
+}
+
+TEST_F(HostappTest, AFlagIsNoFolder) {
+  Words words = job();
+  words.insert(words.end(), {"--out", "--force"});
+  expect_refused(words, ErrorKind::usage, HasSubstr("--out: a value is missing"));
+  EXPECT_FALSE(fs::exists(folder_ / "--force=true"));
 }
 
 TEST_F(HostappTest, AnOutFolderThatCannotBeIsNamedBeforeTheWork) {
@@ -424,6 +451,17 @@ TEST_F(HostappTest, QuietSaysOnlyTheResult) {
   EXPECT_EQ(done.err, "");
   EXPECT_THAT(done.out, AllOf(HasSubstr("taylor"), Not(HasSubstr("calibrate")),
                               Not(HasSubstr("agreement with"))));
+}
+
+TEST_F(HostappTest, SaysWhatIsLeftOutAndWhatIsReadTwice) {
+  write("lines.jsonl", "{\"text\": \"brief\"}\n");
+  const Finished done = run(job({"--text", "lines.jsonl", "--calibrate.tokens", "16000",
+                                 "--calibrate.steps", "1", "--agreement.prompts", "0"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_THAT(done.err, AllOf(HasSubstr("1 of 3 calibration documents are shorter than a window "
+                                        "(32 tokens) and are left out"),
+                              HasSubstr("taylor: 16000 calibration tokens are asked for"),
+                              HasSubstr("the text has 12000: windows repeat")));
 }
 
 TEST_F(HostappTest, TheDefaultCalibrationCanBeLeftOutWithoutARecipe) {
