@@ -140,8 +140,8 @@ std::int32_t TokenSampler::pick(const at::Tensor& logits) {
     return static_cast<std::int32_t>(logits.argmax().item<std::int64_t>());
   // The largest is 0 before the division, and the divisor no smaller than what leaves the others
   // finite: a temperature near 0 is greedy rather than NaN.
-  const at::Tensor below = logits.to(at::kDouble) - logits.max().to(at::kDouble);
-  const at::Tensor probabilities = (below / std::max(options_.temperature, 1e-100)).softmax(0);
+  const at::Tensor below = logits.to(at::kDouble).sub(logits.max().to(at::kDouble));
+  const at::Tensor probabilities = below.div(std::max(options_.temperature, 1e-100)).softmax(0);
   const auto [sorted, order] = probabilities.sort(/*stable=*/true, 0, /*descending=*/true);
   const double* p = sorted.const_data_ptr<double>();
   std::int64_t kept = 0;
