@@ -16,7 +16,9 @@
 #include "core/base/file.h"
 #include "core/base/message.h"
 #include "core/base/suggest.h"
+#include "core/checkpoint/checkpoint.h"
 #include "core/eval/compare.h"
+#include "core/eval/model_folder.h"
 #include "core/loader/registry.h"
 #include "core/student/student_io.h"
 #include "graft/version.h"
@@ -147,8 +149,12 @@ void run_compare(const CommandLine& line, const Config& config, PluginRegistry& 
   folders.insert(folders.end(), line.students.begin(), line.students.end());
   evaluation_texts(config);
   const fs::path out = output_file(config, ".json");
-  for (const std::string& folder : folders) load_model_config(folder);  // refused before any work
-  const Tokenizer tokenizer = Tokenizer::from_file(fs::path(line.subject) / "tokenizer.json");
+  for (const std::string& folder : folders) {  // refused before any work
+    check_model_folder(folder);
+    load_model_config(folder);
+  }
+  const ModelFolder opened = open_model_folder(line.subject, log_info);
+  const Tokenizer& tokenizer = opened.tokenizer;
   console.begin("reading text", 0, "");
   const EvaluationText text = read_evaluation_text(config, tokenizer);
   const Compute compute = config.text("matmul") == "bf16" ? Compute::bfloat16 : Compute::float32;

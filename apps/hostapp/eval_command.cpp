@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/message.h"
 #include "core/eval/agreement.h"
+#include "core/eval/model_folder.h"
 #include "core/eval/perplexity.h"
 #include "core/loader/registry.h"
 #include "core/student/student_io.h"
@@ -48,10 +49,14 @@ EvaluationText read_evaluation_text(const Config& config, const Tokenizer& token
 void run_eval(const std::string& folder, const Config& config, PluginRegistry& registry,
               Console& console) {
   evaluation_texts(config);  // refused before anything is read
+  const std::string& teacher_folder = config.text("teacher");
+  const bool compares =
+      !teacher_folder.empty() && config.get<std::int64_t>("agreement.prompts") > 0;
+  const ModelFolder opened = open_model_folder(folder, log_info);
+  check_context(opened, config.get<std::int64_t>("eval.context"), "eval.context");
+  if (compares) check_same_tokenizer(opened, open_model_folder(teacher_folder));
   console.begin("reading text", 0, "");
-  const Tokenizer tokenizer =
-      Tokenizer::from_file(std::filesystem::path(folder) / "tokenizer.json");
-  const auto [what, tokens] = read_evaluation_text(config, tokenizer);
+  const auto [what, tokens] = read_evaluation_text(config, opened.tokenizer);
 
   const Compute compute = config.text("matmul") == "bf16" ? Compute::bfloat16 : Compute::float32;
   console.begin("reading " + folder, 0, "");
@@ -64,9 +69,9 @@ void run_eval(const std::string& folder, const Config& config, PluginRegistry& r
             << what << "; " << protocol(options, result) << "; " << format_figure(result.seconds)
             << " s\n";
 
-  if (config.text("teacher").empty() || config.get<std::int64_t>("agreement.prompts") == 0) return;
-  console.begin("comparing with " + config.text("teacher"), 0, "");
-  const Model teacher = load_model(config.text("teacher"), registry, compute);
+  if (!compares) return;
+  console.begin("comparing with " + teacher_folder, 0, "");
+  const Model teacher = load_model(teacher_folder, registry, compute);
   const at::Tensor prompts = spread_prompts(
       tokens, options.windows * options.context, config.get<std::int64_t>("agreement.prompts"),
       config.get<std::int64_t>("agreement.prompt_length"), what);

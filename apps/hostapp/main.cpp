@@ -11,6 +11,7 @@
 #include "apps/hostapp/command_line.h"
 #include "apps/hostapp/commands.h"
 #include "apps/hostapp/console.h"
+#include "apps/hostapp/failure.h"
 #include "apps/hostapp/interrupt.h"
 #include "apps/hostapp/plugins_command.h"
 #include "apps/hostapp/settings.h"
@@ -146,10 +147,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("out of memory", static_cast<int>(ErrorKind::internal));
   } catch (const std::exception& error) {
-    // LibTorch puts a stack trace below the first line.
-    const std::string what = error.what();
-    return report("unexpected: " + what.substr(0, what.find('\n')),
-                  static_cast<int>(ErrorKind::internal));
+    return report(describe_failure(error.what()), static_cast<int>(ErrorKind::internal));
   } catch (...) {
     return report("unexpected, of unknown kind", static_cast<int>(ErrorKind::internal));
   }

@@ -136,6 +136,15 @@ std::string quoted_path(const fs::path& path) {
   return out.append(printable(path.string(), 4096)) += '\'';
 }
 
+fs::file_type file_type_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) {
+    fail(ErrorKind::input, "cannot read " + quoted_path(path) + ": " + error.message());
+  }
+  return status.type();
+}
+
 std::string read_text(const fs::path& path, std::size_t max_bytes) {
   Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (descriptor.get() < 0) fail_reading(path, errno);

@@ -21,6 +21,10 @@ namespace graft {
 // A path in single quotes for messages; control characters and invalid UTF-8 as \xNN.
 std::string quoted_path(const std::filesystem::path& path);
 
+// What stands there, links followed; not_found where nothing does. Error(input) "cannot read ..."
+// when that cannot be told: a folder that may not be entered, links in a circle.
+std::filesystem::file_type file_type_of(const std::filesystem::path& path);
+
 // The bytes of a file or pipe, as they are: no newline or encoding is touched. Refuses folders,
 // devices, and more than `max_bytes`.
 std::string read_text(const std::filesystem::path& path,

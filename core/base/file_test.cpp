@@ -491,5 +491,21 @@ TEST(AtomicDirectoryTest, DiskFullLeavesNothing) {
   EXPECT_THAT(disk.folder().entries(), IsEmpty());
 }
 
+TEST(FileType, FollowsLinksAndSaysWhatCannotBeTold) {
+  const TempFolder folder;
+  write_file_atomically(folder / "file", std::string_view("x"));
+  fs::create_symlink("file", folder / "link");
+  fs::create_symlink("nowhere", folder / "dangling");
+  fs::create_symlink("loop", folder / "loop");
+  EXPECT_EQ(file_type_of(folder / "file"), fs::file_type::regular);
+  EXPECT_EQ(file_type_of(folder / "link"), fs::file_type::regular);
+  EXPECT_EQ(file_type_of(folder.path()), fs::file_type::directory);
+  EXPECT_EQ(file_type_of(folder / "none"), fs::file_type::not_found);
+  EXPECT_EQ(file_type_of(folder / "dangling"), fs::file_type::not_found);
+  EXPECT_EQ(file_type_of(folder / "file/below"), fs::file_type::not_found);
+  EXPECT_GRAFT_ERROR(file_type_of(folder / "loop"), ErrorKind::input,
+                     testing::HasSubstr("cannot read '" + (folder / "loop").string() + "': "));
+}
+
 }  // namespace
 }  // namespace graft

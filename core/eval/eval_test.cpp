@@ -218,6 +218,28 @@ TEST(Generate, StopsAtAStopTokenAndWhenTheCallerSays) {
             3u);
 }
 
+TEST(Generate, ABatchEndsWhenTheCallerSays) {
+  TempFolder folder;
+  const Model model = golden_model(folder / "m");
+  bool stop = false;
+  int asked = 0;
+  const auto reports = generate_batch(model, {some_tokens(4), some_tokens(4)}, 50, {}, true, [&] {
+    stop = stop || ++asked == 5;
+    return stop;
+  });
+  ASSERT_EQ(reports.size(), 2u);
+  for (const GenerateReport& report : reports) EXPECT_LE(report.ids.size(), 4u);
+}
+
+TEST(TokenSampler, ATemperatureNearZeroIsGreedy) {
+  const at::Tensor logits = at::tensor({-3.0f, 90.0f, 89.5f, 90.0f});
+  for (const double temperature : {1e-310, 1e-30, 1e-4})
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      const auto id = TokenSampler({.temperature = temperature, .seed = seed}).pick(logits);
+      EXPECT_TRUE(id == 1 || id == 3) << temperature << ": " << id;
+    }
+}
+
 TEST(Generate, BadOptionsAreNamed) {
   TempFolder folder;
   const Model model = golden_model(folder / "m");

@@ -138,7 +138,10 @@ TokenSampler::TokenSampler(const SampleOptions& options) : options_(options), st
 std::int32_t TokenSampler::pick(const at::Tensor& logits) {
   if (options_.temperature == 0)
     return static_cast<std::int32_t>(logits.argmax().item<std::int64_t>());
-  const at::Tensor probabilities = (logits.to(at::kDouble) / options_.temperature).softmax(0);
+  // The largest is 0 before the division, and the divisor no smaller than what leaves the others
+  // finite: a temperature near 0 is greedy rather than NaN.
+  const at::Tensor below = logits.to(at::kDouble).sub(logits.max().to(at::kDouble));
+  const at::Tensor probabilities = below.div(std::max(options_.temperature, 1e-100)).softmax(0);
   const auto [sorted, order] = probabilities.sort(/*stable=*/true, 0, /*descending=*/true);
   const double* p = sorted.const_data_ptr<double>();
   std::int64_t kept = 0;
@@ -163,9 +166,11 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
 std::vector<GenerateReport> generate_batch(const Model& model,
                                            const std::vector<std::vector<std::int32_t>>& prompts,
                                            std::int64_t max_tokens, const SampleOptions& options,
-                                           bool ignore_stop) {
+                                           bool ignore_stop,
+                                           const std::function<bool()>& should_stop) {
   if (prompts.empty()) return {};
-  return continue_prompts(model, prompts, max_tokens, options, {}, ignore_stop);
+  const auto goes_on = [&](std::int32_t) { return !should_stop || !should_stop(); };
+  return continue_prompts(model, prompts, max_tokens, options, goes_on, ignore_stop);
 }
 
 at::Tensor greedy(const Model& model, const at::Tensor& prompts, std::int64_t tokens) {

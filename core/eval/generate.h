@@ -46,11 +46,13 @@ GenerateReport generate(const Model& model, std::span<const std::int32_t> prompt
 
 // Several prompts as one batch, padded on the left; each sampler has the same seed, so that a
 // prompt draws the numbers it would draw alone. The times and bytes of each report are those of the
-// batch. Throws Error(usage) for an empty prompt; no prompts give no reports.
+// batch. `should_stop` is asked after each token and ends the whole batch. Throws Error(usage) for
+// an empty prompt; no prompts give no reports.
 std::vector<GenerateReport> generate_batch(const Model& model,
                                            const std::vector<std::vector<std::int32_t>>& prompts,
                                            std::int64_t max_tokens, const SampleOptions& options,
-                                           bool ignore_stop = false);
+                                           bool ignore_stop = false,
+                                           const std::function<bool()>& should_stop = {});
 
 // Greedy continuations of equally long prompts ids [B,P] i64, as one batch: [B,tokens] i64. Stop
 // tokens do not stop.

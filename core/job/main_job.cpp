@@ -15,6 +15,7 @@
 #include "core/base/json.h"
 #include "core/base/suggest.h"
 #include "core/config/layer_set.h"
+#include "core/eval/model_folder.h"
 #include "core/loader/registry.h"
 #include "core/student/student_io.h"
 #include "graft/version.h"
@@ -157,15 +158,6 @@ std::vector<std::span<const std::int32_t>> evaluated_parts(const MainJob& job,
   return parts;
 }
 
-// A model's vocabulary may be padded beyond the tokenizer's, but not the reverse.
-void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
-                      const fs::path& teacher) {
-  if (tokenizer.vocab_size() > config.vocab_size)
-    fail(ErrorKind::input, (teacher / "tokenizer.json").string() + ": the tokenizer has " +
-                               std::to_string(tokenizer.vocab_size()) + " tokens, the model only " +
-                               std::to_string(config.vocab_size) + " (vocab_size in config.json)");
-}
-
 class Runner {
  public:
   Runner(const MainJob& job, PluginRegistry& registry, const JobHooks& hooks)
@@ -194,6 +186,8 @@ class Runner {
            quoted(job_.teacher.string()) +
                " is a student already; the teacher must be a model with attention");
     for (const std::string& message : config_.notes) say(message);
+    const std::string beyond = beyond_context(config_, job_.eval.context, "eval.context");
+    if (!beyond.empty()) fail(ErrorKind::usage, beyond);
     keeps_ = keep_sets(job_, config_.n_layers);
     for (const Recipe& baseline : job_.baselines) check_recipe(registry_, baseline, config_);
     check_recipe(registry_, job_.recipe, config_);

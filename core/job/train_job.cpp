@@ -16,6 +16,7 @@
 #include "core/base/hash.h"
 #include "core/base/json.h"
 #include "core/base/suggest.h"
+#include "core/eval/model_folder.h"
 #include "core/job/run_folder.h"
 #include "core/job/student_view.h"
 #include "core/job/train_plan.h"
@@ -121,10 +122,7 @@ class TrainRun {
     begin("reading text", 0, "", 0);
     const Tokenizer tokenizer = Tokenizer::from_file(job_.teacher / "tokenizer.json");
     for (const std::string& note : tokenizer.notes()) say(note);
-    if (tokenizer.vocab_size() > config_.vocab_size)
-      fail(ErrorKind::input, (job_.teacher / "tokenizer.json").string() + ": the tokenizer has " +
-                                 std::to_string(tokenizer.vocab_size()) +
-                                 " tokens, the model only " + std::to_string(config_.vocab_size));
+    check_vocabulary(tokenizer, config_, job_.teacher);
     texts_ = load_train_texts(job_, tokenizer);
     if (texts_.held_out.size() < 2) texts_.held_out.clear();
     if (!job_.student.empty() && job_.eval_text.empty() && !texts_.held_out.empty())

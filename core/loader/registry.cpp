@@ -179,7 +179,9 @@ void PluginRegistry::open(File& file, bool tried_first) {
   file.opened = true;
   try {
     if (file.sidecar) check_before_opening(*file.sidecar, file.path, host_);
-    const std::string crash = tried_first ? trial_in_child(file.path) : "";
+    // Without a sidecar nothing vouches for the file.
+    const bool tried = tried_first || !file.sidecar;
+    const std::string crash = tried ? trial_in_child(file.path) : "";
     if (!crash.empty()) fail(ErrorKind::plugin, "plugin " + quoted_path(file.path) + " " + crash);
     auto library = PluginLibrary::negotiate(open_library(file.path), file.path, host_);
     if (file.sidecar) check_agrees(*file.sidecar, *library);
@@ -211,6 +213,12 @@ void PluginRegistry::open_those_with(const std::string& alias) {
   }
 }
 
+void PluginRegistry::open_library_called(const std::string& id) {
+  for (File& file : files_) {
+    if (file.sidecar && file.sidecar->id == id) open(file);
+  }
+}
+
 std::vector<std::shared_ptr<const PluginLibrary>> PluginRegistry::libraries() const {
   return {libraries_.begin(), libraries_.end()};
 }
@@ -231,7 +239,7 @@ std::vector<const Component*> PluginRegistry::opened_components(ComponentKind ki
 }
 
 std::vector<const Component*> PluginRegistry::components(ComponentKind kind) {
-  scan();
+  scan(/*tried_first=*/true);
   return opened_components(kind);
 }
 
@@ -257,7 +265,10 @@ const Component& PluginRegistry::find(ComponentKind kind, const std::string& nam
   };
   open_those_with(name);
   if (const Component* const found = search()) return *found;
-  scan();
+  // An id stands in no list of aliases, but a library of one component mostly has the same.
+  open_library_called(name);
+  if (const Component* const found = search()) return *found;
+  scan(/*tried_first=*/true);
   if (const Component* const found = search()) return *found;
   fail_not_found(kind, name);
 }

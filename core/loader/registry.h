@@ -25,7 +25,8 @@ std::vector<std::filesystem::path> default_search_path(
     const std::vector<std::filesystem::path>& given, const std::filesystem::path& exe_dir);
 
 // The plugins of a search path, by component. Files are opened when they may hold what is asked
-// for: a sidecar's list of aliases says so, and without one a file is opened at the first question.
+// for: a sidecar's list of aliases says so, and without one a file is opened at the first question,
+// in a child process before (trial_in_child()): one that crashes there is refused.
 // What cannot be opened is remembered and reported by refused() and by "not found"; a file that the
 // search path names itself (not its folder) has to open, or it is an error. Of two files with one
 // component id the earlier in the search path is used. Not thread-safe.
@@ -36,11 +37,10 @@ class PluginRegistry {
   PluginRegistry(std::vector<std::filesystem::path> search_path, HostServices& host);
 
   // Opens every plugin. Error(plugin) for an explicitly named file that fails. With `tried_first`
-  // each is opened in a child process before, so that one that crashes there is refused and no end
-  // of this process.
+  // those with a sidecar are opened in a child process before, too.
   void scan(bool tried_first = false);
 
-  // All components of a kind, by alias. Opens every plugin.
+  // All components of a kind, by alias. Opens every plugin, each tried first.
   std::vector<const Component*> components(ComponentKind kind);
 
   // By alias or id. Error(usage): an alias that two components claim (both named; their ids work),
@@ -74,6 +74,7 @@ class PluginRegistry {
   void open(File& file, bool tried_first = false);
   void refuse(const File& file, const std::string& cause);
   void open_those_with(const std::string& alias);
+  void open_library_called(const std::string& id);
   std::vector<const Component*> opened_components(ComponentKind kind) const;
   [[noreturn]] void fail_not_found(ComponentKind kind, const std::string& name);
 

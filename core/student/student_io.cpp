@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/message.h"
 #include "core/base/suggest.h"
 #include "core/loader/registry.h"
 
@@ -105,39 +106,104 @@ void write_weights(const fs::path& path, const Model& student,
   write_safetensors(path, std::move(views), std::move(metadata));
 }
 
+// The student is whole without these: none of them may end the work that came before.
+void copy_if_readable(const fs::path& from, const fs::path& to) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(from, ignored)) return;
+  std::string content;
+  try {
+    content = read_text(from);
+  } catch (const Error& error) {
+    log_warning(std::string("not copied to the student: ") + error.what());
+    return;
+  }
+  write_file_atomically(to, content);
+}
+
 void copy_teacher_files(const fs::path& from, const fs::path& to) {
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
         "generation_config.json", "vocab.json", "merges.txt", "chat_template.jinja", "LICENSE"})
-    if (fs::exists(from / name)) write_file_atomically(to / name, read_text(from / name));
+    copy_if_readable(from / name, to / name);
+}
+
+// What `object` has under the key; `where` is how messages call the object.
+const json& member(const json& object, const char* key, const std::string& where) {
+  if (!object.is_object())
+    fail(ErrorKind::input, where + " is " + printable(object.dump(-1, ' ', true), 60) +
+                               ", not an object of keys and values, as graft writes it");
+  const auto found = object.find(key);
+  if (found == object.end())
+    fail(ErrorKind::input, where + ": the key " + quoted(key) + " is missing");
+  return *found;
+}
+
+std::string text_member(const json& object, const char* key, const std::string& where) {
+  const json& value = member(object, key, where);
+  if (!value.is_string())
+    fail(ErrorKind::input, where + "." + key + " is " + printable(value.dump(-1, ' ', true), 60) +
+                               "; a string is needed");
+  return value.get<std::string>();
+}
+
+std::int64_t integer_of(const json& value, const std::string& where) {
+  if (!value.is_number_integer())
+    fail(ErrorKind::input,
+         where + " is " + printable(value.dump(-1, ' ', true), 60) + "; an integer is needed");
+  return value.get<std::int64_t>();
+}
+
+std::set<std::int64_t> read_layers(const json& list, const std::string& where,
+                                   std::int64_t n_layers) {
+  if (!list.is_array())
+    fail(ErrorKind::input,
+         where + " is " + printable(list.dump(-1, ' ', true), 60) + "; a list of layers is needed");
+  std::set<std::int64_t> layers;
+  for (const json& layer : list) {
+    const std::int64_t index = integer_of(layer, where + ": an entry");
+    if (index < 0 || index >= n_layers)
+      fail(ErrorKind::input, where + " names layer " + layer.dump() +
+                                 "; the model has layers 0 to " + std::to_string(n_layers - 1));
+    if (!layers.insert(index).second)
+      fail(ErrorKind::input, where + " names layer " + layer.dump() + " twice");
+  }
+  return layers;
 }
 
 StudentSection read_section(const json& config, const std::string& file, std::int64_t n_layers) {
-  const auto bad = [&](const std::string& what) {
-    fail(ErrorKind::input, file + ": graft." + what);
-  };
+  const std::string where = file + ": " + kKey;
   const json& section = config.at(kKey);
+  const json& format = member(section, "format", where);
+  if (format != kFormat)
+    fail(ErrorKind::input, where + ".format is " + printable(format.dump(-1, ' ', true), 60) +
+                               "; this program reads format " + std::to_string(kFormat));
   StudentSection out;
-  try {
-    if (section.at("format") != kFormat)
-      bad("format is " + section.at("format").dump() + "; this program reads format " +
-          std::to_string(kFormat));
-    for (const json& layer : section.at("layers")) {
-      const auto index = layer.get<std::int64_t>();
-      if (index < 0 || index >= n_layers || !out.layers.insert(index).second)
-        bad("layers names layer " + layer.dump() + " twice, or the model has only " +
-            std::to_string(n_layers));
-    }
-    const json& mixer = section.at("mixer");
-    out.mixer_id = mixer.at("id").get<std::string>();
-    out.param_schema = mixer.at("param_schema").get<std::int64_t>();
-    out.version = mixer.at("version").get<std::string>();
-    for (const auto& [key, value] : mixer.at("options").items())
-      out.options.emplace(key, to_option(value, file + ": graft.mixer.options." + key));
-  } catch (const json::exception& e) {
-    bad(std::string("... is not as written by graft: ") + e.what());
-  }
+  out.layers = read_layers(member(section, "layers", where), where + ".layers", n_layers);
+  const std::string in_mixer = where + ".mixer";
+  const json& mixer = member(section, "mixer", where);
+  out.mixer_id = text_member(mixer, "id", in_mixer);
+  out.param_schema =
+      integer_of(member(mixer, "param_schema", in_mixer), in_mixer + ".param_schema");
+  out.version = text_member(mixer, "version", in_mixer);
+  const json& options = member(mixer, "options", in_mixer);
+  if (!options.is_object())
+    fail(ErrorKind::input, in_mixer + ".options is " + printable(options.dump(-1, ' ', true), 60) +
+                               ", not an object of keys and values, as graft writes it");
+  for (const auto& [key, value] : options.items())
+    out.options.emplace(key, to_option(value, in_mixer + ".options." + key));
   return out;
+}
+
+// The options stand in a file: what is wrong with them is said of the file.
+std::unique_ptr<Mixer> make_mixer(const StudentSection& section, const graft_layer_info& layer,
+                                  PluginRegistry& registry, const std::string& file) {
+  try {
+    return registry.create_mixer(section.mixer_id, layer, section.options);
+  } catch (const OptionError& error) {
+    fail(ErrorKind::input, file + ": " + kKey + ".mixer.options." + error.key() + " does not fit " +
+                               kKey + ".mixer.id " + quoted(section.mixer_id) + ": " +
+                               error.what());
+  }
 }
 
 void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
@@ -164,7 +230,7 @@ void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::stri
 
 bool is_student(const fs::path& folder) {
   const fs::path file = folder / "config.json";
-  if (!fs::is_regular_file(file)) return false;
+  if (file_type_of(file) != fs::file_type::regular) return false;
   const json config = json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
   return config.is_object() && config.contains(kKey);
 }
@@ -213,7 +279,7 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
   std::vector<std::string> prefixes;
   for (const std::int64_t layer : section.layers) {
     const LayerInfo info(config, layer);
-    auto plugin = registry.create_mixer(section.mixer_id, info.c_info(), section.options);
+    auto plugin = make_mixer(section, info.c_info(), registry, file);
     if (static_cast<std::int64_t>(plugin->param_schema()) != section.param_schema)
       fail(ErrorKind::plugin, file + ": the student's parameters follow param_schema " +
                                   std::to_string(section.param_schema) + " of mixer '" +

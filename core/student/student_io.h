@@ -18,7 +18,8 @@ class PluginRegistry;
 //             "Apache-2.0", "param_schema": 1,
 //                       "options": {...}}, "provenance": {...}}
 //
-// and model.safetensors with the backbone's tensors under their own names and types, the converted
+// and model.safetensors with the backbone's tensors under their own names and types (float32 where
+// the student's value is not the teacher's), the converted
 // layers' parameters (float32) as "<layer prefix>mixer.<parameter>", e.g.
 // "model.layers.3.mixer.q_proj.weight". The tokenizer's files and generation_config.json are copied
 // from the teacher.

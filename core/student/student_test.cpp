@@ -313,6 +313,73 @@ TEST_F(StudentFolderTest, AMixerThatIsNotThereOrHasAnotherSchemaIsRefused) {
                      AllOf(HasSubstr("param_schema 77"), HasSubstr("has param_schema 1")));
 }
 
+TEST_F(StudentFolderTest, ChangedTensorsOfABfloat16TeacherAreWrittenInFull) {
+  at::NoGradGuard no_grad;
+  make_tiny_teacher(folder_ / "bf16", "llama_bf16");
+  const Backbone teacher = Backbone::load(folder_ / "bf16");
+  const std::string name = "model.layers.1.mlp.down_proj.weight", other = "model.norm.weight";
+  const at::Tensor changed = teacher.parameters().at(name).value * 1.001;
+  const LayerInfo info = teacher.layer_info(1);
+  Model::Mixers mixers;
+  mixers[1] = std::make_shared<TokenMixer>(
+      plugins_.registry().create_mixer("gdn", info.c_info(), {}), std::uint64_t{1});
+  const Model model(std::make_shared<const Backbone>(teacher.with({{name, changed}})), mixers);
+  write_student(folder_ / "student", false, model, folder_ / "bf16", {});
+
+  const Checkpoint written = Checkpoint::open(folder_ / "student");
+  EXPECT_EQ(written.at(name).dtype, DType::F32);
+  EXPECT_EQ(written.at(other).dtype, DType::BF16);
+  const Model back = load();
+  EXPECT_TRUE(at::equal(back.backbone().parameters().at(name).value, changed));
+  const at::Tensor ids = some_ids(2, 19);
+  EXPECT_TRUE(at::equal(model.logits(model.hidden(ids)), back.logits(back.hidden(ids))));
+}
+
+TEST_F(StudentFolderTest, WhatIsNoFileAtTheTeacherIsNotCopied) {
+  std::filesystem::create_directory(folder_ / "teacher/LICENSE");
+  std::filesystem::create_symlink("merges.txt", folder_ / "teacher/merges.txt");  // to itself
+  write_student(folder_ / "student", false, student({0}), folder_ / "teacher", {});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "student/LICENSE"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "student/tokenizer.json"));
+}
+
+TEST_F(StudentFolderTest, AFolderThatCannotBeReadIsNamed) {
+  std::filesystem::remove(folder_ / "teacher/config.json");
+  std::filesystem::create_symlink("config.json", folder_ / "teacher/config.json");  // to itself
+  EXPECT_GRAFT_ERROR(
+      is_student(folder_ / "teacher"), ErrorKind::input,
+      HasSubstr("cannot read '" + (folder_ / "teacher/config.json").string() + "': "));
+}
+
+TEST_F(StudentFolderTest, ASectionThatIsNotAsWrittenIsNamedByItsKey) {
+  write_student(folder_ / "student", false, student({0}), folder_ / "teacher", {});
+  const nlohmann::json config = read_config();
+  const auto refused = [&](const std::string& pointer, const nlohmann::json& value,
+                           const std::string& message) {
+    nlohmann::json changed = config;
+    changed[nlohmann::json::json_pointer(pointer)] = value;
+    write_config(changed);
+    EXPECT_GRAFT_ERROR(load(), ErrorKind::input,
+                       AllOf(HasSubstr("config.json: graft" + message),
+                             testing::Not(HasSubstr("json.exception"))));
+  };
+  refused("/graft", nullptr, " is null, not an object of keys and values");
+  refused("/graft/layers", {0.7}, ".layers: an entry is 0.7; an integer is needed");
+  refused("/graft/layers", {1, 1}, ".layers names layer 1 twice");
+  refused("/graft/layers", {5}, ".layers names layer 5; the model has layers 0 to 1");
+  refused("/graft/layers", "all", ".layers is \"all\"; a list of layers is needed");
+  refused("/graft/mixer/param_schema", "1", ".mixer.param_schema is \"1\"; an integer is needed");
+  refused("/graft/mixer/version", 1, ".mixer.version is 1; a string is needed");
+  refused("/graft/mixer/options", {1}, ".mixer.options is [1], not an object");
+  // gdn's options, another mixer
+  refused("/graft/mixer/id", "org.graft.hedgehog", ".mixer.options.");
+  nlohmann::json changed = config;
+  changed["graft"].erase("layers");
+  write_config(changed);
+  EXPECT_GRAFT_ERROR(load(), ErrorKind::input,
+                     HasSubstr("config.json: graft: the key 'layers' is missing"));
+}
+
 TEST_F(StudentFolderTest, AChangedOptionOrLayerListIsAnErrorThatNamesTheTensor) {
   write_student(folder_ / "student", false, student({0}), folder_ / "teacher", {});
   const nlohmann::json config = read_config();

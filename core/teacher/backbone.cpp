@@ -517,7 +517,7 @@ Backbone Backbone::with(const std::map<std::string, at::Tensor>& changed) const 
     if (found == impl->parameters.end() || found->second.value.sizes() != value.sizes())
       fail(ErrorKind::internal,
            "there is no tensor " + quoted(name) + " of that shape in " + model_text(config()));
-    found->second.value = value;
+    found->second = {value, DType::F32};
   }
   std::set<int64_t> replaced;
   for (int64_t layer = 0; layer < config().n_layers; ++layer)

@@ -92,8 +92,9 @@ class Backbone {
   Backbone& operator=(Backbone&&) noexcept;
   ~Backbone();
 
-  // The same model with other values for the parameters in `changed`, by checkpoint name; all
-  // others are shared. Error(internal) for a name or shape that is not its own.
+  // The same model with other values for the parameters in `changed`, by checkpoint name, which are
+  // stored as float32: rounded to the checkpoint's type they would be another model. All others are
+  // shared. Error(internal) for a name or shape that is not its own.
   Backbone with(const std::map<std::string, at::Tensor>& changed) const;
 
   const ModelConfig& config() const;

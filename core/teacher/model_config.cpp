@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/file.h"
 #include "core/base/json.h"
 #include "core/base/suggest.h"
 #include "core/checkpoint/checkpoint.h"
@@ -46,6 +47,8 @@ class Section {
 
   const std::string& file() const { return file_; }
   const json& object() const { return object_; }
+  // A key as messages spell it.
+  std::string name(const std::string& key) const { return prefix_ + key; }
 
   const json* find(const std::string& key) const {
     const auto it = object_.find(key);
@@ -268,6 +271,7 @@ void scale_llama3(const Section& rope, double original_max, std::vector<float>& 
 
 // The object that holds the RoPE settings, under its older or newer name; null when there is none.
 std::optional<Section> rope_section(const Section& config) {
+  std::optional<Section> found;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
     const Section section = config.section(key);
@@ -276,21 +280,54 @@ std::optional<Section> rope_section(const Section& config) {
         section.refuse(name, "RoPE settings that differ by layer type are not implemented");
       }
     }
-    if (!section.object().empty()) return section;
+    if (section.object().empty()) continue;
+    if (found && found->object() != section.object()) {
+      config.refuse(key, "rope_scaling is " + shown(found->object()) +
+                             "; both are names of the same settings: keep the one that is right");
+    }
+    if (!found) found.emplace(section);
   }
-  return std::nullopt;
+  return found;
 }
 
-// The first of the places that has the value: transformers 5 puts everything into rope_parameters,
-// older files have rope_theta at the top, GPT-NeoX names of its own.
-double first_positive(const std::optional<Section>& rope, const std::string& rope_key,
-                      const Section& config, const std::vector<std::string>& keys,
-                      double otherwise) {
-  if (rope && rope->has(rope_key)) return rope->positive(rope_key, std::nullopt);
-  for (const std::string& key : keys) {
-    if (config.has(key)) return config.positive(key, std::nullopt);
+// The kind of RoPE, under its older or newer key. Without a kind, settings beside it would be left
+// out of the computation unseen.
+std::string rope_type_of(const Section& rope) {
+  const std::string newer = rope.text("rope_type", ""), older = rope.text("type", "");
+  if (rope.has("rope_type") && rope.has("type") && newer != older) {
+    rope.refuse("rope_type", rope.name("type") + " is " + quoted(older) +
+                                 "; both say the kind of RoPE: keep the one that is right");
   }
-  return otherwise;
+  if (rope.has("rope_type")) return newer;
+  if (rope.has("type")) return older;
+  for (const auto& [key, value] : rope.object().items()) {
+    if (value.is_null() || key == "rope_theta" || key == "partial_rotary_factor") continue;
+    rope.refuse(key, "there is no " + rope.name("rope_type") +
+                         " that says how it is used; known: default, linear, llama3");
+  }
+  return "default";
+}
+
+// The value from whichever place has it: transformers 5 puts everything into rope_parameters, older
+// files have rope_theta at the top, GPT-NeoX names of its own. Where several have it they agree.
+double agreed_positive(const std::optional<Section>& rope, const std::string& rope_key,
+                       const Section& config, const std::vector<std::string>& keys,
+                       double otherwise) {
+  std::optional<double> agreed;
+  std::string first;
+  const auto take = [&](const Section& section, const std::string& key) {
+    if (!section.has(key)) return;
+    const double value = section.positive(key, std::nullopt);
+    if (agreed && *agreed != value) {
+      section.refuse(key, first + "; both mean the same: keep the one that is right");
+    }
+    if (agreed) return;
+    agreed = value;
+    first = section.name(key) + " is " + shown(*section.find(key));
+  };
+  if (rope) take(*rope, rope_key);
+  for (const std::string& key : keys) take(config, key);
+  return agreed.value_or(otherwise);
 }
 
 int64_t rotary_dim_of(const Section& config, const std::optional<Section>& rope,
@@ -300,7 +337,7 @@ int64_t rotary_dim_of(const Section& config, const std::optional<Section>& rope,
       neox ? std::vector<std::string>{"rotary_pct", "partial_rotary_factor"}
            : std::vector<std::string>{"partial_rotary_factor"};
   const double fraction =
-      first_positive(rope, "partial_rotary_factor", config, keys, neox ? 0.25 : 1.0);
+      agreed_positive(rope, "partial_rotary_factor", config, keys, neox ? 0.25 : 1.0);
   const std::string what = neox ? "rotary_pct" : "partial_rotary_factor";
   if (!neox && fraction != 1.0) {
     fail(ErrorKind::input, config.file() + ": " + what + " is " + std::to_string(fraction) +
@@ -326,11 +363,11 @@ void read_rope(const Section& config, ModelConfig& out) {
   const std::vector<std::string> theta_keys =
       out.family == "gpt-neox" ? std::vector<std::string>{"rotary_emb_base", "rope_theta"}
                                : std::vector<std::string>{"rope_theta"};
-  out.rope.theta = first_positive(rope, "rope_theta", config, theta_keys, 10000.0);
+  out.rope.theta = agreed_positive(rope, "rope_theta", config, theta_keys, 10000.0);
 
   std::vector<float> freq = plain_inv_freq(out.rope.theta, out.rope.rotary_dim);
   const std::string type_key = rope && rope->has("rope_type") ? "rope_type" : "type";
-  const std::string type = rope ? rope->text(type_key, "default") : "default";
+  const std::string type = rope ? rope_type_of(*rope) : "default";
   if (type == "linear") {
     const float factor = static_cast<float>(rope->positive("factor", std::nullopt));
     for (float& f : freq) f /= factor;
@@ -392,7 +429,7 @@ std::optional<int64_t> token_id(const Section& tokenizer_config,
     }
   }
   const std::filesystem::path path = folder / "tokenizer.json";
-  if (!std::filesystem::exists(path)) return std::nullopt;
+  if (file_type_of(path) == std::filesystem::file_type::not_found) return std::nullopt;
   const json tokenizer = read_json(path);
   const Section root(tokenizer, path.string());
   if (const json* added = root.find("added_tokens"); added && added->is_array()) {
@@ -413,7 +450,7 @@ std::optional<int64_t> token_id(const Section& tokenizer_config,
 void add_tokenizer_stop(const std::filesystem::path& folder, ModelConfig& out,
                         std::set<int64_t>& ids) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
-  if (!std::filesystem::exists(path)) return;
+  if (file_type_of(path) == std::filesystem::file_type::not_found) return;
   const json content = read_json(path);
   const Section section(content, path.string());
   const json* eos = section.find("eos_token");
@@ -462,14 +499,14 @@ ModelConfig parse_model_config(const json& config, const std::string& file) {
 
 ModelConfig load_model_config(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "config.json";
-  if (!std::filesystem::is_regular_file(path)) {
+  if (file_type_of(path) != std::filesystem::file_type::regular) {
     check_model_folder(folder);  // says what is there instead
     fail(ErrorKind::input, path.string() + ": not a file");
   }
   ModelConfig out = parse_model_config(read_json(path), path.string());
   std::set<int64_t> stop(out.stop_ids.begin(), out.stop_ids.end());
   const std::filesystem::path generation = folder / "generation_config.json";
-  if (std::filesystem::exists(generation)) {
+  if (file_type_of(generation) != std::filesystem::file_type::not_found) {
     const json content = read_json(generation);
     const Section section(content, generation.string());
     read_bos(section, out);

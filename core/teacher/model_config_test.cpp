@@ -223,7 +223,7 @@ TEST(Rope, ThetaIsFoundWhereverItStands) {
   EXPECT_EQ(parse(with(neox(), {{"rotary_emb_base", 20000}})).rope.theta, 20000.0);
   const json both = with(
       llama(),
-      {{"rope_theta", 1e5}, {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "default"}}}});
+      {{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "default"}}}});
   EXPECT_EQ(parse(both).rope.theta, 5e5);
 }
 
@@ -377,6 +377,30 @@ INSTANTIATE_TEST_SUITE_P(
                           {"low_freq_factor", 4.0},
                           {"high_freq_factor", 4.0}}),
                   "rope_scaling.high_freq_factor is 4.0; it must be above low_freq_factor"},
+        Malformed{"factor_without_type", scaled({{"factor", 8.0}}),
+                  "rope_scaling.factor is 8.0; there is no rope_scaling.rope_type that says how it "
+                  "is used; known: default, linear, llama3"},
+        Malformed{"factor_with_null_type", scaled({{"type", nullptr}, {"factor", 8.0}}),
+                  "rope_scaling.factor is 8.0; there is no rope_scaling.rope_type"},
+        Malformed{"two_types",
+                  scaled({{"type", "linear"}, {"rope_type", "llama3"}, {"factor", 8.0}}),
+                  "rope_scaling.rope_type is \"llama3\"; rope_scaling.type is 'linear'; both say"},
+        Malformed{"two_sections",
+                  with(llama(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+                                 {"rope_parameters", {{"rope_type", "default"}}}}),
+                  "rope_parameters is {\"rope_type\":\"default\"}; rope_scaling is "
+                  "{\"factor\":2.0,\"type\":\"linear\"}; both are names of the same settings"},
+        Malformed{
+            "two_thetas",
+            with(llama(), {{"rope_theta", 10000}, {"rope_parameters", {{"rope_theta", 5e5}}}}),
+            "rope_theta is 10000; rope_parameters.rope_theta is 500000.0; both mean the same"},
+        Malformed{"zero_theta_at_the_top",
+                  with(llama(), {{"rope_theta", 0}, {"rope_parameters", {{"rope_theta", 5e5}}}}),
+                  "rope_theta is 0; it must be positive and finite"},
+        Malformed{
+            "text_theta_at_the_top",
+            with(llama(), {{"rope_theta", "1e4"}, {"rope_parameters", {{"rope_theta", 5e5}}}}),
+            "rope_theta is \"1e4\"; a number is needed"},
         Malformed{
             "rope_by_layer_type",
             with(llama(), {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
@@ -433,6 +457,29 @@ TEST(StopIds, WhatCannotStopIsNoted) {
   EXPECT_THAT(c.notes[0], HasSubstr("eos_token_id 5000 is outside the vocabulary of 320"));
   EXPECT_THAT(c.notes[1], HasSubstr("eos_token_id -1 is outside"));
   EXPECT_THAT(c.notes[2], HasSubstr("eos_token '<|gone|>' has no id"));
+}
+
+TEST(Rope, TwoSectionsThatAreEqualAreOne) {
+  const json linear = {{"type", "linear"}, {"rope_type", "linear"}, {"factor", 2.0}};
+  EXPECT_EQ(
+      parse(with(llama(), {{"rope_scaling", linear}, {"rope_parameters", linear}})).rope.scaling,
+      "linear");
+  EXPECT_EQ(parse(with(llama(), {{"rope_scaling", json::object()}, {"rope_parameters", linear}}))
+                .rope.scaling,
+            "linear");
+}
+
+TEST(LoadModelConfig, FilesThatCannotBeReadAreNamed) {
+  for (const char* name :
+       {"config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"}) {
+    const TempFolder folder;
+    write(folder, "config.json", llama());
+    write(folder, "tokenizer_config.json", json{{"eos_token", "<|end|>"}});
+    std::filesystem::remove(folder / name);
+    std::filesystem::create_symlink(name, folder / name);  // to itself
+    EXPECT_GRAFT_ERROR(load_model_config(folder.path()), ErrorKind::input,
+                       HasSubstr("cannot read '" + (folder / name).string() + "': "));
+  }
 }
 
 TEST(LoadModelConfig, SaysWhatIsWrongWithTheFolder) {

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <regex>
 
 #include "core/base/file.h"
@@ -367,6 +368,41 @@ TEST(Trial, ACrashIsAResult) {
               EndsWith("exits.so' ends the process when it is opened (exit code 7)"));
   EXPECT_THAT(registry.refused()[2].cause, HasSubstr("no ELF header"));
   EXPECT_EQ(registry.libraries().size(), 1u);
+}
+
+TEST(Trial, IsMadeOfEveryFileWithoutASidecarAndOfAllThatAreListed) {
+  const TempFolder folder;
+  fs::copy_file(fixture("crashes"), folder / "crashes.so");
+  fs::copy_file(fixture("good"), folder / "good.so");
+  const auto crash_is_refused = [&](const std::function<void(PluginRegistry&)>& ask) {
+    HostServices host;
+    PluginRegistry registry({folder.path()}, host);
+    ask(registry);
+    ASSERT_EQ(registry.refused().size(), 1u);
+    EXPECT_THAT(registry.refused()[0].cause, HasSubstr("crashes.so' crashes when it is opened"));
+  };
+  const auto find = [](PluginRegistry& r) { r.find(ComponentKind::mixer, "fixture"); };
+  const auto list = [](PluginRegistry& r) { r.components(ComponentKind::mixer); };
+  crash_is_refused(find);
+  crash_is_refused(list);
+  crash_is_refused([](PluginRegistry& r) { r.scan(); });
+
+  write_file_atomically(folder / "crashes.graftplugin.toml",
+                        std::string_view("id = \"org.example.crash\"\naliases = [\"other\"]\n"));
+  crash_is_refused(list);
+  crash_is_refused([](PluginRegistry& r) {
+    EXPECT_GRAFT_ERROR(r.find(ComponentKind::mixer, "unknown"), ErrorKind::usage,
+                       HasSubstr("crashes.so' crashes when it is opened"));
+  });
+  // Known to hold something else, it is not opened.
+  HostServices host;
+  PluginRegistry registry({folder.path()}, host);
+  find(registry);
+  EXPECT_THAT(registry.refused(), IsEmpty());
+  // Named, it has to open.
+  PluginRegistry named({fixture("crashes")}, host);
+  EXPECT_GRAFT_ERROR(named.find(ComponentKind::mixer, "fixture"), ErrorKind::plugin,
+                     HasSubstr("crashes.so' crashes when it is opened (signal "));
 }
 
 TEST(Trial, EndsOneThatHangs) {

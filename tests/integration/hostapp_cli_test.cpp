@@ -203,6 +203,21 @@ INSTANTIATE_TEST_SUITE_P(
                     BadPlugin{"UndefinedSymbol", "undefined_symbol.so", "undefined symbol"}),
     [](const auto& instance) { return instance.param.label; });
 
+TEST_F(HostappTest, APluginThatCrashesWhenOpenedIsRefusedAndTheOthersWork) {
+  fs::copy_file(fixtures / "crashes.so", folder_ / "crashes.so");
+  const std::string place = folder_.path().string();
+  const Finished listed = run({"plugins", "list", "--plugin-path", place});
+  EXPECT_EQ(listed.exit_code, 0) << listed.err;
+  EXPECT_THAT(listed.out, AllOf(HasSubstr("gdn "), HasSubstr("refused: "),
+                                HasSubstr("crashes.so' crashes when it is opened (signal ")));
+  const Finished info = run({"plugins", "info", "gdn", "--plugin-path", place});
+  EXPECT_EQ(info.exit_code, 0) << info.err;
+  const Finished job_ = run(job({"--plugin-path", place, "--print-config"}));
+  EXPECT_EQ(job_.exit_code, 0) << job_.err;
+  expect_refused({"plugins", "list", "--plugin-path", (folder_ / "crashes.so").string()},
+                 ErrorKind::plugin, HasSubstr("crashes.so' crashes when it is opened (signal "));
+}
+
 TEST_F(HostappTest, APluginPathThatIsNotThereIsNamed) {
   expect_refused({"plugins", "list", "--plugin-path", "/nonexistent/p"}, ErrorKind::usage,
                  HasSubstr("/nonexistent/p"));
@@ -226,6 +241,12 @@ TEST_F(HostappTest, FlagsAndFilesAreChecked) {
   expect_refused(job({"--config", options}), ErrorKind::usage,
                  AllOf(HasSubstr(options + ":2:1: initializer 'taylor', option 'variant'"),
                        HasSubstr("(did you mean 'paper'?)")));
+  expect_refused(job({"--mixer.options.num_heads", "9000000000000000000"}), ErrorKind::usage,
+                 AllOf(HasSubstr("--mixer.options.num_heads: "), HasSubstr("65536")));
+  expect_refused(job({"--mixer.options.head_dim", "65537"}), ErrorKind::usage,
+                 HasSubstr("--mixer.options.head_dim: "));
+  expect_refused(job({"--eval.context", "257"}), ErrorKind::usage,
+                 HasSubstr("eval.context: 257 tokens are more than the model's context of 256"));
   expect_refused(job({"--keep-attention", "uniform:0"}), ErrorKind::usage,
                  HasSubstr("keep_attention 'uniform:0'"));
   expect_refused(job({"--keep-attention", "none", "none"}), ErrorKind::usage,
@@ -514,6 +535,86 @@ TEST_F(HostappTest, EvaluatesATeacher) {
                  HasSubstr("missing: --text FILE..."));
   expect_refused({"eval", "/nonexistent", "--text", shared("a.txt")}, ErrorKind::input,
                  HasSubstr("/nonexistent"));
+}
+
+TEST_F(HostappTest, AFolderThatIsNoModelSaysWhichMayBeMeant) {
+  fs::create_directory(folder_ / "o1");
+  fs::copy(*shared_ / "teacher", folder_ / "o1/student", fs::copy_options::recursive);
+  const std::string text = shared("held_out.txt");
+  for (const Words& words :
+       {Words{"inspect", "o1"}, Words{"eval", "o1", "--text", text},
+        Words{"eval", shared("teacher"), "--text", text, "--eval.context", "64", "--teacher", "o1"},
+        Words{"generate", "o1", "--prompt", "x"},
+        Words{"compare", "o1", shared("teacher"), "--text", text},
+        Words{"compare", shared("teacher"), "o1", "--text", text}}) {
+    expect_refused(words, ErrorKind::input,
+                   AllOf(HasSubstr("'o1' is not a Hugging Face model folder: no model files"),
+                         HasSubstr("did you mean 'o1/student'?")));
+  }
+  expect_refused({"eval", "o2", "--text", text}, ErrorKind::input, HasSubstr("no folder 'o2'"));
+  expect_refused({"generate", "o2", "--prompt", "x"}, ErrorKind::input,
+                 HasSubstr("no folder 'o2'"));
+}
+
+TEST_F(HostappTest, EvalAndGenerateCheckTokenizerAndContext) {
+  const std::string text = shared("held_out.txt");
+  expect_refused(
+      {"eval", shared("teacher"), "--text", text, "--eval.context", "257"}, ErrorKind::usage,
+      AllOf(HasSubstr("eval.context: 257 tokens are more than the model's context of 256"),
+            HasSubstr("max_position_embeddings")));
+
+  const fs::path spoilt = spoilt_teacher();
+  const auto tokenizer = nlohmann::json::parse(read_text(spoilt / "tokenizer.json"));
+  write_file_atomically(spoilt / "tokenizer.json", tokenizer.dump(1));  // other bytes
+  expect_refused({"eval", shared("teacher"), "--text", text, "--eval.context", "64", "--teacher",
+                  spoilt.string()},
+                 ErrorKind::input,
+                 AllOf(HasSubstr("spoilt/tokenizer.json' differs from"),
+                       HasSubstr("give the teacher that the student was made from")));
+  auto config = nlohmann::json::parse(read_text(spoilt / "config.json"));
+  config["vocab_size"] = 100;
+  write_file_atomically(spoilt / "config.json", config.dump());
+  const std::string vocabulary = "the model only 100 (vocab_size in config.json)";
+  expect_refused({"eval", spoilt.string(), "--text", text, "--eval.context", "64"},
+                 ErrorKind::input, HasSubstr(vocabulary));
+  expect_refused({"generate", spoilt.string(), "--prompt", "x"}, ErrorKind::input,
+                 HasSubstr(vocabulary));
+}
+
+TEST_F(HostappTest, GenerateWarnsOfWhatDoesNothingAndOfLongTexts) {
+  const Finished greedy = run({"generate", shared("teacher"), "--prompt", "she",
+                               "--generate.tokens", "2", "--generate.top_k", "5"});
+  EXPECT_EQ(greedy.exit_code, 0) << greedy.err;
+  EXPECT_THAT(greedy.err, AllOf(HasSubstr("generate.top_k does nothing at generate.temperature 0"),
+                                Not(HasSubstr("top_p")), Not(HasSubstr("context of"))));
+  write("long.txt", std::string(255, 'a') + "\n" + std::string(256, 'b') + "\n");
+  const Finished longer =
+      run({"generate", shared("teacher"), "--prompts", "long.txt", "--generate.tokens", "2",
+           "--generate.temperature", "1", "--generate.top_p", "0.9"});
+  EXPECT_EQ(longer.exit_code, 0) << longer.err;
+  const std::string warning =
+      "prompt and generate.tokens: 257 tokens are more than the model's "
+      "context of 256";
+  EXPECT_THAT(longer.err, AllOf(HasSubstr(warning), Not(HasSubstr("258 tokens")),
+                                Not(HasSubstr("does nothing"))));
+}
+
+TEST_F(HostappTest, CtrlCEndsABatchOfPrompts) {
+  write("prompts.txt", "the old bridge\nshe\n");
+  auto config = nlohmann::json::parse(read_text(spoilt_teacher() / "config.json"));
+  config["eos_token_id"] = nullptr;  // goes on until it is stopped
+  write_file_atomically(folder_ / "spoilt/config.json", config.dump());
+  fs::remove(folder_ / "spoilt/generation_config.json");
+  Subprocess process(hostapp,
+                     {"generate", "spoilt", "--prompts", "prompts.txt", "--generate.tokens",
+                      "100000", "--threads", "1"},
+                     settings());
+  ASSERT_TRUE(process.waits_for("context of 256", 120));  // the warning just before
+  process.send(SIGINT);
+  const Finished stopped = process.finish();
+  EXPECT_EQ(stopped.exit_code, 130);
+  EXPECT_THAT(stopped.err, HasSubstr("interrupted"));
+  EXPECT_EQ(stopped.out, "");
 }
 
 TEST_F(HostappTest, GeneratesFromTeacherAndStudentTheSameEachTime) {
