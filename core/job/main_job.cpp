@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <unordered_set>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
@@ -18,17 +17,13 @@
 #include "core/eval/model_folder.h"
 #include "core/loader/registry.h"
 #include "core/student/student_io.h"
+#include "core/text/shared_span.h"
 #include "graft/version.h"
 
 namespace graft {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Calibration and evaluation may not share as many consecutive tokens as this. Shorter runs occur
-// by chance
-// ("CHAPTER I", stock phrases).
-constexpr std::int64_t kSharedSpan = 32;
 
 // The share of each document that is held out when no evaluation text is given.
 constexpr double kHeldOutShare = 0.1;
@@ -241,9 +236,8 @@ class Runner {
 
   // The documents as a whole, not only the windows that this seed draws.
   void refuse_leaks() {
-    const Document* shared =
-        sharing_document(texts_.calibration,
-                         evaluated_parts(job_, texts_.held_out, texts_.held_out_name), kSharedSpan);
+    const Document* shared = sharing_document(
+        texts_.calibration, evaluated_parts(job_, texts_.held_out, texts_.held_out_name));
     if (shared == nullptr) return;
     fail(ErrorKind::input, "calibration and evaluation text share a run of " +
                                std::to_string(kSharedSpan) +
@@ -386,30 +380,6 @@ class Runner {
   MainJobResult result_;
 };
 
-// Polynomial rolling hash modulo 2^64 of the last `length` tokens. A hit is confirmed by nothing
-// else, since one false alarm in 2^64 / 1e8 pairs will not be met.
-class RollingHash {
- public:
-  explicit RollingHash(std::size_t length) : length_(length) {
-    for (std::size_t i = 1; i < length; ++i) top_ *= kBase;
-  }
-  // Takes a token; `oldest` is the one `length` before it, where there is one. True when `length`
-  // tokens are in.
-  bool add(std::int32_t token, std::int32_t oldest) {
-    if (count_ >= length_) value_ -= number(oldest) * top_;
-    value_ = value_ * kBase + number(token);
-    return ++count_ >= length_;
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  static constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15u;
-  static std::uint64_t number(std::int32_t token) { return static_cast<std::uint64_t>(token) + 1; }
-
-  std::size_t length_, count_ = 0;
-  std::uint64_t top_ = 1, value_ = 0;
-};
-
 }  // namespace
 
 std::vector<Document> without_held_out_tails(const std::vector<Document>& documents) {
@@ -420,30 +390,6 @@ std::vector<Document> without_held_out_tails(const std::vector<Document>& docume
     document.tokens = document.tokens.first(document.tokens.size() - tail);
   }
   return out;
-}
-
-const Document* sharing_document(const std::vector<Document>& calibration,
-                                 const std::vector<std::span<const std::int32_t>>& evaluated,
-                                 std::int64_t span) {
-  const auto length = static_cast<std::size_t>(span);
-  std::unordered_set<std::uint64_t> seen;
-  for (const std::span<const std::int32_t> part : evaluated) {
-    RollingHash hash(length);
-    for (std::size_t i = 0; i < part.size(); ++i)
-      if (hash.add(part[i], i < length ? 0 : part[i - length])) seen.insert(hash.value());
-  }
-  // One stream: a document shorter than the span still counts with its neighbours.
-  RollingHash hash(length);
-  std::vector<std::int32_t> last(length);
-  std::size_t at = 0;
-  for (const Document& document : calibration)
-    for (const std::int32_t token : document.tokens) {
-      std::int32_t& oldest = last[at++ % length];
-      const bool full = hash.add(token, oldest);
-      oldest = token;
-      if (full && seen.contains(hash.value())) return &document;
-    }
-  return nullptr;
 }
 
 std::string results_json(const MainJob& job, const MainJobResult& result) {

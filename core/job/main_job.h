@@ -84,10 +84,4 @@ std::string results_json(const MainJob& job, const MainJobResult& result);
 // the tail that figures are made on.
 std::vector<Document> without_held_out_tails(const std::vector<Document>& documents);
 
-// The document of `calibration` in which a run of `span` tokens ends that also stands in a part of
-// the evaluated text: figures would then be worth nothing. Null when there is none.
-const Document* sharing_document(const std::vector<Document>& calibration,
-                                 const std::vector<std::span<const std::int32_t>>& evaluated,
-                                 std::int64_t span);
-
 }  // namespace graft

@@ -328,7 +328,7 @@ TEST(SharingDocument, FindsASharedRunOfThatLengthOnly) {
   const std::span<const std::int32_t> evaluated = held_out;
   const auto found = [&](const std::vector<std::span<const std::int32_t>>& parts) -> std::string {
     const std::vector<Document> documents = {{"first", first}, {"second", second}};
-    const Document* document = sharing_document(documents, parts, 32);
+    const Document* document = sharing_document(documents, parts);
     return document == nullptr ? "none" : document->name;
   };
   EXPECT_EQ(found({evaluated}), "none");
@@ -347,7 +347,7 @@ TEST(SharingDocument, DocumentsShorterThanTheRunCountTogether) {
   std::iota(text.begin(), text.end(), 0);
   const std::span<const std::int32_t> all = text;
   const std::vector<Document> lines = {{"1", all.first(20)}, {"2", all.subspan(20)}};
-  const Document* document = sharing_document(lines, {all}, 32);
+  const Document* document = sharing_document(lines, {all});
   ASSERT_NE(document, nullptr);
   EXPECT_EQ(document->name, "2");
 }

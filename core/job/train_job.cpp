@@ -336,23 +336,11 @@ class TrainRun {
     };
     hooks.should_stop = hooks_.should_stop;
     const std::vector<int> layers(plan_.layers.begin(), plan_.layers.end());
-    const Conversion done = convert(registry_, *teacher_, recipe, layers,
-                                    long_enough(stage.init_window), job_.seed, hooks);
+    const Conversion done =
+        convert(registry_, *teacher_, recipe, layers, texts_.calibration, job_.seed, hooks);
     mixers_.clear();
     for (const auto& [layer, converted] : done.layers) mixers_[layer] = converted.mixer;
     student_.emplace(student_backbone_, mixers_);
-  }
-
-  // Documents of one calibration window at least.
-  std::vector<Document> long_enough(std::int64_t window) {
-    std::vector<Document> documents;
-    for (const Document& document : texts_.calibration)
-      if (static_cast<std::int64_t>(document.tokens.size()) >= window)
-        documents.push_back(document);
-    if (documents.empty())
-      fail(ErrorKind::input, "no document has the " + std::to_string(window) +
-                                 " tokens of an initializer's sequence: set init.window lower");
-    return documents;
   }
 
   void init_from_student(std::size_t i) {
