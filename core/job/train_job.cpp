@@ -128,6 +128,7 @@ class TrainRun {
     if (!job_.student.empty() && job_.eval_text.empty() && !texts_.held_out.empty())
       say("the student may have been made from the documents held out here: with eval_text the "
           "figures are of a text that is new to it");
+    if (!texts_.leak.empty()) warn(texts_.leak);
     view_.emplace(tokenizer, texts_.held_out, texts_.held_out_name);
     for (std::size_t i = 0; i < job_.stages.size(); ++i)
       if (job_.stages[i].steps > 0) check_rows(job_.stages[i], sampler_for(i));

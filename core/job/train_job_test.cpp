@@ -438,6 +438,18 @@ TEST_F(TrainJobTest, AccumulationIsOneLargeBatch) {
     }
 }
 
+TEST_F(TrainJobTest, TextThatIsTrainedOnAndMeasuredIsSaid) {
+  job_.stages.resize(1);
+  write_file_atomically(folder_ / "copy.txt", "x" + read_text(folder_ / "texts/0.txt"));
+  job_.eval_text = {folder_ / "copy.txt"};
+  run();
+  EXPECT_THAT(said_, testing::Contains(HasSubstr("share a run of 32 tokens")));
+  write_file_atomically(folder_ / "copy.txt", std::string(200, 'q'));
+  job_.out = folder_ / "clean";
+  run();
+  EXPECT_THAT(said_, testing::Not(testing::Contains(HasSubstr("share a run of 32 tokens"))));
+}
+
 // Distances divide by the sum of their weights' roots, not by the tokens.
 TEST_F(TrainJobTest, WeightedDistancesDoNotDependOnHowAStepIsCut) {
   job_.stages.resize(1);

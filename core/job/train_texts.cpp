@@ -32,8 +32,9 @@ void refuse_equal_files(const Corpus& held_out, const std::vector<Corpus>& train
                                      "and some is held out");
 }
 
-// What is measured, not all that is held out: documents of one source share their boilerplate.
-void refuse_leaks(const TrainTexts& texts, const PerplexityOptions& eval) {
+// Of what is measured, not of all that is held out. A warning and no error: documents of one source
+// share boilerplate.
+std::string leak_in(const TrainTexts& texts, const PerplexityOptions& eval) {
   std::vector<Document> trained;
   for (const WeightedText& text : texts.training)
     for (const auto& tokens : text.documents) trained.push_back({text.name, tokens});
@@ -41,13 +42,10 @@ void refuse_leaks(const TrainTexts& texts, const PerplexityOptions& eval) {
   const auto most = static_cast<std::size_t>(eval.windows * eval.context);
   if (most > 0 && most < measured.size()) measured = measured.first(most);
   const Document* shared = sharing_document(trained, {measured});
-  if (shared == nullptr) return;
-  fail(ErrorKind::input,
-       "training and evaluation text share a run of " + std::to_string(kSharedSpan) +
-           " tokens: every figure would be measured on what was trained on. It "
-           "stands in " +
-           quoted(shared->name) +
-           "; take it out, or give another eval_text (now: " + texts.held_out_name + ")");
+  if (shared == nullptr) return {};
+  return "training and evaluation text share a run of " + std::to_string(kSharedSpan) +
+         " tokens (in " + quoted(shared->name) +
+         "): there the figures are of what was trained on; evaluated is " + texts.held_out_name;
 }
 
 Corpus open(const std::vector<std::filesystem::path>& paths, const Tokenizer& tokenizer,
@@ -86,7 +84,7 @@ TrainTexts load_train_texts(const TrainJob& job, const Tokenizer& tokenizer) {
       texts.held_out_name += " and " + std::to_string(job.eval_text.size() - 1) + " more";
     texts.hashes["evaluation"] = evaluated.content_hash();
   }
-  refuse_leaks(texts, job.eval);
+  texts.leak = leak_in(texts, job.eval);
   return texts;
 }
 

@@ -18,6 +18,7 @@ struct TrainTexts {
   std::vector<Document> calibration;   // the same documents, for initializers
   std::vector<std::int32_t> held_out;  // empty: nothing is measured
   std::string held_out_name;           // how it was chosen
+  std::string leak;                    // a warning, where a piece of it is trained on too
   std::int64_t training_tokens = 0;
   std::map<std::string, std::string> hashes;  // "corpus 0" -> the content's hash
 };
