@@ -5,6 +5,7 @@
 
 #include "core/student/student_io.h"
 #include "core/student/testing.h"
+#include "core/text/shared_span.h"
 
 namespace graft {
 namespace {
@@ -44,7 +45,8 @@ class MainJobTest : public testing::Test {
                               .mixer = {"gdn", {}},
                               .init = {"projection_copy", {{"gates", std::string("random")}}},
                               .calibrate = false,
-                              .stage = {}});
+                              .stage = {},
+                              .stream = {}});
     job_.extra_files = {{"config.toml", "# resolved\n"}};
     ::setenv("GRAFT_CACHE_DIR", (folder_ / "cache").c_str(), 1);
   }

@@ -117,7 +117,9 @@ TEST(CalibrationWindows, OfManyDocumentsThoseReadAreSpreadOverAll) {
         std::get<0>(calibration_windows(documents, count, 8, 1).select(1, 0).sort());
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at_place = read[i].item<std::int64_t>();
-      if (i > 0) EXPECT_GT(at_place, read[i - 1].item<std::int64_t>()) << "read twice";
+      if (i > 0) {
+        EXPECT_GT(at_place, read[i - 1].item<std::int64_t>()) << "read twice";
+      }
       // At most thrice as far apart as if they were placed evenly.
       const std::int64_t before = i > 0 ? read[i - 1].item<std::int64_t>() : 0;
       EXPECT_LE(at_place - before, 300 / count + 1) << count;

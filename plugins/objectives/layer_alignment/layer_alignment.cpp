@@ -77,7 +77,7 @@ class LayerAlignment final : public sdk::Objective {
     const at::Tensor loss = sdk::torch_view(args.loss(), "loss");
     loss.copy_(result.loss.reshape(loss.sizes()));
     if (grad != nullptr) hidden(*grad, "grad").copy_(result.grad * args.grad_scale());
-    report_weight(args, result.weight);
+    report_weight(args, result.denominator);
   }
 
  private:
