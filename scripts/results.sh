@@ -56,8 +56,8 @@ distil() {
   for start in naive taylor calibrated; do
     local student=runs/distil-start/$start/student lr=7e-4
     [ $start = calibrated ] && student=runs/demo/student lr=2e-4
-    train "distil/$start" distil --student "$student" --set stage.distil.tokens=15360 \
-      --set stage.distil.lr=$lr --set stage.distil.eval_every=10
+    train "distil/$start" distil --student "$student" --set stage.distil.tokens=10240 \
+      --set stage.distil.lr=$lr --set stage.distil.eval_every=5
     runs+=("runs/distil/$start")
   done
   table "${runs[@]}"
@@ -65,7 +65,7 @@ distil() {
 
 # Short rows, so that the smallest share is a few steps still.
 hedgemamba() {
-  local mamba=(--set budget=12288 --set stage.mamba.batch=1 --set stage.mamba.context=256
+  local mamba=(--set budget=6144 --set stage.mamba.batch=1 --set stage.mamba.context=256
     --set stage.mamba.eval_every=0 --set stage.mamba.checkpoint_every=0)
   local two_stages=("${mamba[@]}" --set stage.linearise.batch=1 --set stage.linearise.context=256)
   local runs=() split part
@@ -75,10 +75,10 @@ hedgemamba() {
     train "hedgemamba/$split" hedgemamba "${scale[@]}" "${two_stages[@]}"
     runs+=("runs/hedgemamba/$split")
   done
-  for part in decay=false short_conv=0 output_gate=false; do
-    train "hedgemamba/10-90-${part%=*}" hedgemamba "${two_stages[@]}" \
-      --set "stage.mamba.mixer.options.$part"
-    runs+=("runs/hedgemamba/10-90-${part%=*}")
+  for part in mixer.options.decay=false mixer.options.short_conv=0 mixer.options.output_gate=false init.options.half_life=1024; do
+    local name=${part%=*}
+    train "hedgemamba/10-90-${name##*.}" hedgemamba "${two_stages[@]}" --set "stage.mamba.$part"
+    runs+=("runs/hedgemamba/10-90-${name##*.}")
   done
   train hedgemamba/direct hedgemamba-direct "${mamba[@]}"
   table "${runs[@]}" runs/hedgemamba/direct
@@ -93,20 +93,19 @@ layers() {
   convert layers/students --keep-attention uniform:4 "${lists[@]}" --calibrate.enabled false
 }
 
+# The default beside them is the row "taylor" of the ablation.
 experiments() {
   local closed=(--keep-attention none --calibrate.enabled false)
-  convert experiments/default "${closed[@]}"
+  convert experiments/student-mlp "${closed[@]}" --convert.inputs student --convert.mlp_ridge 0.3
+  convert experiments/student "${closed[@]}" --convert.inputs student
   convert experiments/median "${closed[@]}" --init.options.decay median
   convert experiments/more-text "${closed[@]}" --init.tokens 32768
-  convert experiments/student "${closed[@]}" --convert.inputs student
-  convert experiments/student-mlp "${closed[@]}" --convert.inputs student --convert.mlp_ridge 0.3
-  convert experiments/student-mlp-calibrated --keep-attention none --convert.inputs student --convert.mlp_ridge 0.3
 }
 
 best() {
   select_layers swap-kl best/layers --select.windows 2 --init.tokens 8192
   convert best/hybrid-start --keep-attention runs/best/layers.json
-  train best/hybrid distil --student runs/best/hybrid-start/student
+  train best/hybrid distil --student runs/best/hybrid-start/student --set stage.distil.tokens=33792 --set stage.distil.lr=3e-4
   train best/all distil --student runs/demo/student --set eval.windows=16
   table runs/best/hybrid runs/best/all
 }

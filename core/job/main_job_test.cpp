@@ -44,9 +44,9 @@ class MainJobTest : public testing::Test {
     job_.baselines.push_back({.label = "naive",
                               .mixer = {"gdn", {}},
                               .init = {"projection_copy", {{"gates", std::string("random")}}},
+                              .stream = {},
                               .calibrate = false,
-                              .stage = {},
-                              .stream = {}});
+                              .stage = {}});
     job_.extra_files = {{"config.toml", "# resolved\n"}};
     ::setenv("GRAFT_CACHE_DIR", (folder_ / "cache").c_str(), 1);
   }

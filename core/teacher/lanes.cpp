@@ -51,8 +51,9 @@ std::int64_t lanes(std::int64_t pieces) {
 }
 
 void in_lanes(std::int64_t pieces,
-              const std::function<void(std::int64_t piece, std::int64_t lane)>& work) {
-  const std::int64_t count = lanes(pieces);
+              const std::function<void(std::int64_t piece, std::int64_t lane)>& work,
+              std::int64_t like) {
+  const std::int64_t count = lanes(std::max(pieces, like));
   if (count == 1) {
     for (std::int64_t piece = 0; piece < pieces; ++piece) work(piece, 0);
     return;
@@ -74,7 +75,8 @@ void in_lanes(std::int64_t pieces,
   };
   {
     std::vector<std::jthread> threads_of_lanes;
-    for (std::int64_t lane = 0; lane < count; ++lane) threads_of_lanes.emplace_back(run, lane);
+    for (std::int64_t lane = 0; lane < std::min(count, pieces); ++lane)
+      threads_of_lanes.emplace_back(run, lane);
   }
   at::set_num_threads(threads);  // part of it is of the process
   todo.rethrow();

@@ -195,9 +195,11 @@ class Converter {
   // the layers at work in it.
   void finish(std::vector<LayerWork>& group) {
     const auto count = static_cast<std::int64_t>(group.size());
-    in_lanes(count, [&](std::int64_t i, std::int64_t) {
+    const auto work = [&](std::int64_t i, std::int64_t) {
       convert_layer(group[static_cast<std::size_t>(i)]);
-    });
+    };
+    // A layer that stands alone is the same to the bit whichever others are converted with it.
+    in_lanes(count, work, recipe_.stream.student ? count : teacher_.config().n_layers);
     for (LayerWork& work : group) {
       const auto share = static_cast<double>(lanes(count));
       work.done->seconds.init /= share;

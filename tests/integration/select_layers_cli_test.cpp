@@ -144,7 +144,7 @@ TEST_F(SelectLayersTest, BadInputIsNamed) {
 TEST_F(SelectLayersTest, ConvertingRefusesABadFileByName) {
   const auto convert = [&](const std::string& file) {
     return words(
-        "--mixer gdn --init taylor --teacher teacher --text a.txt --out out "
+        "--mixer gdn --init taylor --teacher teacher --text a.txt --out out --eval.context 64 "
         "--keep-attention " +
         file);
   };

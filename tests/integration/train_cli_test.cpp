@@ -247,7 +247,7 @@ TEST_F(TrainCliTest, MistakesAreReportedWhereTheyStand) {
                  HasSubstr("recipe.toml:3:1: unknown key 'stesp' (did you mean 'steps'?)"));
   expect_refused(
       with("[[stage]]\nname = 'a'\nmixer.name = 'gnd'\nsteps = 1"), ErrorKind::usage,
-      AllOf(HasSubstr("recipe.toml:3:1: mixer.name: "), HasSubstr("'gnd'"), HasSubstr("gdn")));
+      AllOf(HasSubstr("recipe.toml:3:7: mixer.name: "), HasSubstr("'gnd'"), HasSubstr("gdn")));
   expect_refused(with("[[stage]]\nname = 'a'\nmixer.name = 'gdn'\ninit.name = 'projection_copy'\n"
                       "steps = 1\n[[stage.objective]]\nname = 'layer_alignmnt'"),
                  ErrorKind::usage,
