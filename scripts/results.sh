@@ -65,7 +65,7 @@ distil() {
 
 # Short rows, so that the smallest share is a few steps still.
 hedgemamba() {
-  local mamba=(--set budget=6144 --set stage.mamba.batch=1 --set stage.mamba.context=256
+  local mamba=(--set budget=4096 --set stage.mamba.batch=1 --set stage.mamba.context=256
     --set stage.mamba.eval_every=0 --set stage.mamba.checkpoint_every=0)
   local two_stages=("${mamba[@]}" --set stage.linearise.batch=1 --set stage.linearise.context=256)
   local runs=() split part
