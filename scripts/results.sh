@@ -99,7 +99,6 @@ experiments() {
   convert experiments/student-mlp "${closed[@]}" --convert.inputs student --convert.mlp_ridge 0.3
   convert experiments/student "${closed[@]}" --convert.inputs student
   convert experiments/median "${closed[@]}" --init.options.decay median
-  convert experiments/more-text "${closed[@]}" --init.tokens 32768
 }
 
 best() {
