@@ -129,7 +129,7 @@ class MyMixer final : public sdk::TorchMixer {
   // "A half-life of 32 tokens", as initializers say it, in terms of our parameters.
   void set_natural(std::string_view what, std::span<const double> values,
                    sdk::NaturalParams& params) override {
-    if (what != GRAFT_NATURAL_HALF_LIFE) return Mixer::set_natural(what, values, params);
+    if (what != GRAFT_NATURAL_HALF_LIFE) return sdk::Mixer::set_natural(what, values, params);
     if (values.size() != static_cast<std::size_t>(heads_)) {
       throw sdk::Status(GRAFT_INVALID_ARGUMENT, "natural:half-life",
                         sdk::cat("expected ", heads_, " values, got ", values.size()));
