@@ -212,7 +212,7 @@ TEST(SdkConfig, WrongQuestionsAreErrors) {
   EXPECT_FALSE(config.has("wrod"));
 }
 
-// ---------------------------------------------------------------- the mixers of the templates
+// ---------------------------------------------------------------- small mixers
 
 // Runs a mixer without state over x [B,T,D].
 std::vector<float> run(Mixer& mixer, CpuTensor& x, std::int64_t batch, std::int64_t tokens,

@@ -1,7 +1,4 @@
-/* A whole plugin in one C file: the mixer y = scale * x. Copy it and change the arithmetic.
- *
- * It needs graft.h and a C11 compiler, nothing else. Read the rules at the top of graft.h first.
- */
+/* A plugin in plain C for the tests: the mixer y = scale * x. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
