@@ -52,7 +52,8 @@ void check_tables(const Initializer& initializer) {
   for (const graft_role_need& need : initializer.needs()) {
     const std::string problem = role_problem(need.role);
     if (!problem.empty()) fail("needs: ", problem);
-    if ((need.flags & ~(GRAFT_NEED_REQUIRED | GRAFT_NEED_TEACHER)) != 0 || need.reserved != 0)
+    if ((need.flags & ~std::uint32_t{GRAFT_NEED_REQUIRED | GRAFT_NEED_TEACHER}) != 0 ||
+        need.reserved != 0)
       fail("needs: ", need.role, " has bits set that mean nothing for a role");
     if (!roles.emplace(need.role, need.flags & GRAFT_NEED_TEACHER).second)
       fail("needs: names ", need.role, " of the ",
@@ -62,7 +63,7 @@ void check_tables(const Initializer& initializer) {
   for (const graft_calibration_need& need : initializer.calibration()) {
     const std::string problem = calibration_signal_problem(need.name);
     if (!problem.empty()) fail("calibration: ", problem);
-    if ((need.flags & ~GRAFT_NEED_REQUIRED) != 0)
+    if ((need.flags & ~std::uint32_t{GRAFT_NEED_REQUIRED}) != 0)
       fail("calibration: ", need.name, " has bits set that mean nothing for a signal");
     if (!signals.insert(need.name).second) fail("calibration: names ", need.name, " twice");
   }
