@@ -189,7 +189,9 @@ class InitRig::Feed {
     for (std::size_t i = 0; i < current_; ++i) before += rig_.setup_.batches[i].first;
     for (const Signal& signal : rig_.text_[current_]) {
       const graft_calibration_need* const need = initializer_.find_signal(signal.name);
-      if (need == nullptr || (need->required == 0 && !rig_.setup_.optional_signals)) continue;
+      if (need == nullptr ||
+          ((need->flags & GRAFT_NEED_REQUIRED) == 0 && !rig_.setup_.optional_signals))
+        continue;
       if (need->max_sequences != 0 && before >= need->max_sequences) continue;
       offered_.push_back({&signal, signal.value.copy()});
     }
@@ -318,17 +320,19 @@ std::string InitRig::missing_role(const Initializer& initializer) const {
   for (const NamedParameter& parameter : teacher_) of_teacher.push_back(parameter.role);
   for (const graft_param_spec* const spec : mixer_->specs()) of_student.push_back(text(spec->role));
   for (const graft_role_need& need : initializer.needs()) {
-    const auto& roles = need.on_teacher != 0 ? of_teacher : of_student;
-    if (need.required == 0 || std::ranges::find(roles, text(need.role)) != roles.end()) continue;
-    return sdk::cat("the ", need.on_teacher != 0 ? "teacher" : "mixer", " has no role ",
-                    text(need.role));
+    const auto& roles = (need.flags & GRAFT_NEED_TEACHER) != 0 ? of_teacher : of_student;
+    if ((need.flags & GRAFT_NEED_REQUIRED) == 0 ||
+        std::ranges::find(roles, text(need.role)) != roles.end())
+      continue;
+    return sdk::cat("the ", (need.flags & GRAFT_NEED_TEACHER) != 0 ? "teacher" : "mixer",
+                    " has no role ", text(need.role));
   }
   return "";
 }
 
 bool InitRig::has_all_teacher_roles(const Initializer& initializer) const {
   return std::ranges::all_of(initializer.needs(), [&](const graft_role_need& need) {
-    return need.on_teacher == 0 || has_role(teacher_, need);
+    return (need.flags & GRAFT_NEED_TEACHER) == 0 || has_role(teacher_, need);
   });
 }
 
@@ -434,7 +438,7 @@ bool starts_from_attention(const Initializer& initializer, const Layer& layer) {
   Random random(1);
   const Teacher teacher(layer, random);
   return std::ranges::all_of(initializer.needs(), [&](const graft_role_need& need) {
-    return need.on_teacher == 0 || need.required == 0 ||
+    return (need.flags & GRAFT_NEED_TEACHER) == 0 || (need.flags & GRAFT_NEED_REQUIRED) == 0 ||
            std::ranges::any_of(teacher.parameters(),
                                [&](const NamedParameter& p) { return p.role == text(need.role); });
   });

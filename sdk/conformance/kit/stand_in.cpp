@@ -96,7 +96,7 @@ class StandIn final : public sdk::Mixer {
         .heads(heads, dim)
         .normal(0, spread);
     gate("a_proj.weight", GRAFT_ROLE_DECAY_GATE, "softplus-inv");
-    per_head("dt_bias", GRAFT_ROLE_DECAY_BIAS, "softplus-inv");
+    per_head("dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS, "softplus-inv");
     per_head("A_log", GRAFT_ROLE_DECAY_SCALE, "log");
     gate("b_proj.weight", GRAFT_ROLE_WRITE_GATE, "logit");
     per_head("b_proj.bias", GRAFT_ROLE_WRITE_GATE_BIAS, "logit");

@@ -52,17 +52,19 @@ void check_tables(const Initializer& initializer) {
   for (const graft_role_need& need : initializer.needs()) {
     const std::string problem = role_problem(need.role);
     if (!problem.empty()) fail("needs: ", problem);
-    if (need.on_teacher > 1 || need.required > 1)
-      fail("needs: ", need.role, " has flags other than 0 and 1");
-    if (!roles.emplace(need.role, need.on_teacher).second)
-      fail("needs: names ", need.role, " of the ", need.on_teacher != 0 ? "teacher" : "student",
-           " twice");
+    if ((need.flags & ~std::uint32_t{GRAFT_NEED_REQUIRED | GRAFT_NEED_TEACHER}) != 0 ||
+        need.reserved != 0)
+      fail("needs: ", need.role, " has bits set that mean nothing for a role");
+    if (!roles.emplace(need.role, need.flags & GRAFT_NEED_TEACHER).second)
+      fail("needs: names ", need.role, " of the ",
+           (need.flags & GRAFT_NEED_TEACHER) != 0 ? "teacher" : "student", " twice");
   }
   std::set<std::string> signals;
   for (const graft_calibration_need& need : initializer.calibration()) {
     const std::string problem = calibration_signal_problem(need.name);
     if (!problem.empty()) fail("calibration: ", problem);
-    if (need.required > 1) fail("calibration: ", need.name, ": required is neither 0 nor 1");
+    if ((need.flags & ~std::uint32_t{GRAFT_NEED_REQUIRED}) != 0)
+      fail("calibration: ", need.name, " has bits set that mean nothing for a signal");
     if (!signals.insert(need.name).second) fail("calibration: names ", need.name, " twice");
   }
 }
@@ -82,7 +84,7 @@ void missing_role(Context& context) {
   const Bench bench(context, initializer);
   int tried = 0;
   for (const graft_role_need& need : initializer.needs()) {
-    if (need.on_teacher == 0 || need.required == 0) continue;
+    if ((need.flags & GRAFT_NEED_TEACHER) == 0 || (need.flags & GRAFT_NEED_REQUIRED) == 0) continue;
     InitSetup setup = bench.setup();
     setup.missing_role = need.role;
     InitRig rig(context, *bench.mixer, setup);

@@ -63,7 +63,7 @@ std::vector<const Choice*> sources_of(Context& context, const Choice& from,
   const Initializer initializer(*from.library, *from.component, from.options);
   std::vector<const Choice*> out;
   const auto named = std::ranges::count_if(initializer.needs(), [](const graft_role_need& need) {
-    return need.on_teacher != 0 && need.required == 0;
+    return (need.flags & GRAFT_NEED_TEACHER) != 0 && (need.flags & GRAFT_NEED_REQUIRED) == 0;
   });
   if (starts_from_attention(initializer, small_layer())) {
     out.push_back(nullptr);

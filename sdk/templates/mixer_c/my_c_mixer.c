@@ -91,7 +91,7 @@ static void declare_params(mixer* self, double raw_decay) {
   declare(self, WK, "k_proj.weight", GRAFT_ROLE_KEY, "heads*key,model", w, m, "keys");
   declare(self, WV, "v_proj.weight", GRAFT_ROLE_VALUE, "heads*value,model", w, m, "values");
   declare(self, WO, "o_proj.weight", GRAFT_ROLE_OUTPUT, "model,heads*value", m, w, "output");
-  declare(self, DECAY, "decay", GRAFT_ROLE_DECAY_BIAS, "heads", self->heads, 0,
+  declare(self, DECAY, "decay", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", self->heads, 0,
           "what a head keeps from token to token, before the sigmoid");
   graft_param_spec* const decay = &self->params[DECAY];
   decay->flags |= GRAFT_P_NO_DECAY | GRAFT_P_FP32;

@@ -64,7 +64,7 @@ class MyMixer final : public sdk::TorchMixer {
     specs.add("o_proj.weight", GRAFT_ROLE_OUTPUT, "model,heads*value", {model_, heads_ * dim_})
         .heads(n, d)
         .normal(0, 0.02);
-    specs.add("decay", GRAFT_ROLE_DECAY_BIAS, "heads", {heads_})
+    specs.add("decay", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", {heads_})
         .heads(n, 1)
         .domain("logit")
         .doc("what a head keeps from token to token, before the sigmoid")

@@ -49,7 +49,7 @@ class Leaky final : public sdk::Mixer {
   }
 
   void param_specs(sdk::ParamSpecs& specs) override {
-    specs.add("decay", GRAFT_ROLE_DECAY_BIAS, "heads", {heads_})
+    specs.add("decay", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", {heads_})
         .heads(static_cast<int32_t>(heads_), 1)
         .domain("logit")
         .doc("raw decay of each head")
