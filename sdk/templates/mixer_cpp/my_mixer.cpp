@@ -109,7 +109,9 @@ class MyMixer final : public sdk::TorchMixer {
     at::Tensor state = in.state.empty() ? at::zeros({batch, heads_, dim_, dim_}, q.options())
                                         : in.state[0].to(type);
 
-    at::Tensor log_decay = at::log_sigmoid(in.param("decay").to(type)).view({heads_, 1});
+    // Below this a decay is 0 in float64 too, and its logarithm still a number.
+    at::Tensor log_decay =
+        at::log_sigmoid(in.param("decay").to(type)).clamp_min(-700).view({heads_, 1});
     log_decay = log_decay.expand({batch, heads_, tokens});
     if (pads.defined()) log_decay = log_decay.masked_fill(pads.view({batch, 1, tokens}), 0);
 
@@ -121,12 +123,13 @@ class MyMixer final : public sdk::TorchMixer {
     }
     at::Tensor o = pieces.empty() ? at::zeros_like(q) : at::cat(pieces, 2);
     o = o.transpose(1, 2);  // [B,T,H,dim]
-    // Whatever stands at a padded token, no gradient comes from there.
+    // Outputs at pads are 0, and a gradient that comes in there, maybe NaN, goes nowhere.
     if (pads.defined()) o = o.masked_fill(pads.unsqueeze(-1), 0);
     const at::Tensor scaled = (o * in.param("head_scale").to(type).view({heads_, 1}))
                                   .reshape({batch, tokens, heads_ * dim_})
                                   .to(in.x.scalar_type());
-    const at::Tensor y = at::linear(scaled, in.weight("o_proj.weight"));
+    at::Tensor y = at::linear(scaled, in.weight("o_proj.weight"));
+    if (pads.defined()) y = y.masked_fill(pads, 0);
     return {.y = y, .state = {state}, .taps = {o, scaled}};
   }
   // [/compute]
