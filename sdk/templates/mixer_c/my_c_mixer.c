@@ -42,6 +42,7 @@ static graft_status fail(graft_error* error, graft_status code, const char* wher
 
 enum { WQ, WK, WV, WO, DECAY, N_PARAMS };
 enum { Q, K, V, O, N_SAVED };
+enum { HEAD_OUTPUT, PRE_OUTPUT, N_TAPS }; /* one and the same here: nothing stands between */
 
 typedef struct mixer {
   graft_mixer base; /* what the host holds */
@@ -51,8 +52,8 @@ typedef struct mixer {
   /* of the last plan() */
   int64_t batch, tokens;
   DLDataType dtype;
-  graft_tensor_spec state, saved[N_SAVED];
-  const graft_tensor_spec *state_list[1], *saved_list[N_SAVED];
+  graft_tensor_spec state, saved[N_SAVED], taps[N_TAPS];
+  const graft_tensor_spec *state_list[1], *saved_list[N_SAVED], *tap_list[N_TAPS];
 } mixer;
 
 static mixer* self_of(graft_mixer* m) { return (mixer*)m->self; }
@@ -177,6 +178,27 @@ static graft_status plan(graft_mixer* m, const graft_plan_in* in, graft_plan_out
                                          .dtype = t};
     self->saved_list[i] = &self->saved[i];
   }
+
+  /* What initializers and objectives may look at. */
+  self->taps[HEAD_OUTPUT] =
+      (graft_tensor_spec){.struct_size = sizeof(graft_tensor_spec),
+                          .name = GRAFT_TAP_HEAD_OUTPUT,
+                          .axes = "batch,tokens,heads,value",
+                          .doc = "o",
+                          .shape = {in->batch, in->tokens, self->heads, self->dim},
+                          .ndim = 4,
+                          .dtype = t};
+  self->taps[PRE_OUTPUT] = (graft_tensor_spec){.struct_size = sizeof(graft_tensor_spec),
+                                               .name = GRAFT_TAP_PRE_OUTPUT,
+                                               .axes = "batch,tokens,heads*value",
+                                               .doc = "o",
+                                               .shape = {in->batch, in->tokens, width(self)},
+                                               .ndim = 3,
+                                               .dtype = t};
+  for (int i = 0; i < N_TAPS; ++i) self->tap_list[i] = &self->taps[i];
+  out->n_taps = N_TAPS;
+  out->taps = self->tap_list;
+
   out->n_saved = (in->flags & GRAFT_X_TRAINING) != 0 ? N_SAVED : 0;
   out->saved = self->saved_list;
   out->workspace_forward = out->workspace_backward = out->workspace_step =
@@ -259,6 +281,19 @@ static graft_status check_inputs(const mixer* self, const graft_mixer_forward* c
   return GRAFT_OK;
 }
 
+/* Taps or their gradients; NULL where one is not wanted. */
+static graft_status check_taps(const mixer* self, uint32_t n, const DLTensor* const* taps,
+                               graft_error* error) {
+  if (n != 0 && n != N_TAPS)
+    return fail(error, GRAFT_INVALID_ARGUMENT, "taps", "expected %d, got %u", N_TAPS, n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const graft_tensor_spec* const spec = &self->taps[i];
+    if (taps[i] != NULL)
+      TRY(check(taps[i], spec->name, self->dtype, spec->ndim, spec->shape, error));
+  }
+  return GRAFT_OK;
+}
+
 /* ---------------------------------------------------------------- arithmetic */
 
 static int is_pad(const mixer* self, const DLTensor* mask, int64_t b, int64_t t) {
@@ -325,6 +360,20 @@ static graft_status multiply(const mixer* self, const void* a, int a_transposed,
   t[1].data = (void*)b;
   t[2].data = c;
   return blas->gemm(host, a_transposed, b_transposed, 1.0, &t[0], &t[1], beta, &t[2], NULL, error);
+}
+
+/* The gradients that come in through the taps, on top of `to` [rows,width]. */
+static void add_tap_grads(const mixer* self, const graft_mixer_backward* call, void* to) {
+  for (int i = 0; call->dtaps != NULL && i < N_TAPS; ++i) {
+    if (call->dtaps[i] == NULL) continue;
+    for (int64_t at = 0; at < rows(self) * width(self); ++at) {
+      double sum, more;
+      load(self, to, at, 1, &sum);
+      load(self, call->dtaps[i]->data, at, 1, &more);
+      sum += more;
+      store(self, &sum, 1, to, at);
+    }
+  }
 }
 
 static double kept(const mixer* self, const graft_mixer_forward* call, int64_t head) {
@@ -401,6 +450,9 @@ static graft_status forward(graft_mixer* m, const graft_exec* exec, const graft_
   if (call->state_out != NULL)
     TRY(check(call->state_out[0], "state_out", self->dtype, 4, self->state.shape, error));
 
+  TRY(check_taps(self, call->taps == NULL ? 0 : call->n_taps, (const DLTensor* const*)call->taps,
+                 error));
+
   const rooms r = rooms_in(self, exec->workspace);
   void* heads[N_SAVED];
   for (int i = 0; i < N_SAVED; ++i) heads[i] = call->saved ? call->saved[i]->data : r.heads[i];
@@ -409,6 +461,10 @@ static graft_status forward(graft_mixer* m, const graft_exec* exec, const graft_
     TRY(multiply(self, x, 0, call->params[i]->data, 1, 0, heads[i], n, w, model, error));
   for (int64_t b = 0; b < self->batch; ++b) {
     for (int64_t h = 0; h < self->heads; ++h) recur(self, call, b, h, heads, &r);
+  }
+  for (uint32_t i = 0; call->taps != NULL && n > 0 && i < call->n_taps; ++i) {
+    if (call->taps[i] != NULL)
+      memcpy(call->taps[i]->data, heads[O], (uint64_t)(n * w) * item_bytes(self));
   }
   return multiply(self, heads[O], 0, call->params[WO]->data, 1, 0, call->y->data, n, model, w,
                   error);
@@ -516,6 +572,7 @@ static graft_status check_gradients(const mixer* self, const graft_mixer_backwar
   const int64_t x_shape[] = {self->batch, self->tokens, self->model};
   const int64_t* const s_shape = self->state.shape;
   TRY(check(call->dy, "dy", self->dtype, 3, x_shape, error));
+  TRY(check_taps(self, call->dtaps == NULL ? 0 : N_TAPS, call->dtaps, error));
   if (call->dx != NULL) TRY(check(call->dx, "dx", self->dtype, 3, x_shape, error));
   if (call->dstate_out != NULL)
     TRY(check(call->dstate_out[0], "dstate_out", self->dtype, 4, s_shape, error));
@@ -552,6 +609,7 @@ static graft_status backward(graft_mixer* m, const graft_exec* exec,
   const void* const x = without_pads(self, fwd->x, fwd->pad_mask, r.x);
   const void* const dy = without_pads(self, call->dy, fwd->pad_mask, r.dy);
   TRY(multiply(self, dy, 0, fwd->params[WO]->data, 0, 0, r.heads[O], n, w, model, error));
+  add_tap_grads(self, call, r.heads[O]);
   for (int64_t h = 0; h < self->heads; ++h) {
     const double a = kept(self, fwd, h);
     double by_log_a = 0, grad = 0;

@@ -84,6 +84,8 @@ class MyMixer final : public sdk::TorchMixer {
   void tensors(const graft_plan_in& in, sdk::Plan& plan) override {
     plan.state.add("state", "batch,heads,key,value", {in.batch, heads_, dim_, dim_},
                    same_as_x(in.dtype), "sum of k v^T, decayed");
+    plan.taps.add(GRAFT_TAP_HEAD_OUTPUT, "batch,tokens,heads,value",
+                  {in.batch, in.tokens, heads_, dim_}, in.dtype, "before the heads' factors");
     plan.taps.add(GRAFT_TAP_PRE_OUTPUT, "batch,tokens,heads*value",
                   {in.batch, in.tokens, heads_ * dim_}, in.dtype, "before the output projection");
   }
@@ -118,11 +120,14 @@ class MyMixer final : public sdk::TorchMixer {
       pieces.push_back(attend(part(q), part(k), part(v), part(log_decay), state));
     }
     at::Tensor o = pieces.empty() ? at::zeros_like(q) : at::cat(pieces, 2);
-    o = o * in.param("head_scale").to(type).view({heads_, 1, 1});
-    o = o.transpose(1, 2).reshape({batch, tokens, heads_ * dim_}).to(in.x.scalar_type());
-    if (pads.defined()) o = o.masked_fill(pads, 0);  // whatever stands there, no gradient comes
-    const at::Tensor y = at::linear(o, in.weight("o_proj.weight"));
-    return {.y = y, .state = {state}, .taps = {o}};
+    o = o.transpose(1, 2);  // [B,T,H,dim]
+    // Whatever stands at a padded token, no gradient comes from there.
+    if (pads.defined()) o = o.masked_fill(pads.unsqueeze(-1), 0);
+    const at::Tensor scaled = (o * in.param("head_scale").to(type).view({heads_, 1}))
+                                  .reshape({batch, tokens, heads_ * dim_})
+                                  .to(in.x.scalar_type());
+    const at::Tensor y = at::linear(scaled, in.weight("o_proj.weight"));
+    return {.y = y, .state = {state}, .taps = {o, scaled}};
   }
   // [/compute]
 
