@@ -37,12 +37,6 @@ std::vector<const graft_named_tensor*> pointers(const std::vector<graft_named_te
   return out;
 }
 
-std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
-  return out;
-}
-
 std::vector<NamedParameter> parameters_of(const Mixer& mixer, std::vector<Tensor> values) {
   std::vector<NamedParameter> out;
   for (std::size_t i = 0; i < values.size(); ++i) {
