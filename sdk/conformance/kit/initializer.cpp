@@ -36,12 +36,6 @@ std::vector<const graft_named_tensor*> pointers_to(const std::vector<graft_named
   return out;
 }
 
-std::vector<Tensor> copied(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
-  return out;
-}
-
 std::vector<NamedParameter> parameters_of(const Mixer& mixer, std::vector<Tensor> values) {
   std::vector<NamedParameter> out;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -396,7 +390,7 @@ InitResult InitRig::run(Initializer& initializer) {
   InitResult result;
   result.start = setup_.random_start ? mixer_->random_params(sdk::float32, random)
                                      : mixer_->default_params(sdk::float32, random);
-  std::vector<NamedParameter> params = parameters_of(*mixer_, copied(result.start));
+  std::vector<NamedParameter> params = parameters_of(*mixer_, copies(result.start));
   const Parameters teacher(teacher_, setup_.missing_role), student(params, "");
   Tensor marks(sdk::uint8, {static_cast<std::int64_t>(params.size())});
   marks.fill(0);
@@ -428,7 +422,7 @@ InitResult InitRig::run(Initializer& initializer) {
 Tensor InitRig::forward(const std::vector<Tensor>& params) {
   Random random(setup_.seed + 3);
   MixerInputs in = mixer_->random_inputs(2, 33, sdk::float32, random);
-  in.params = copied(params);
+  in.params = copies(params);
   MixerOutputs out = mixer_->forward(in);
   check_finite(out.y, "y of the mixer with these parameters");
   return std::move(out.y);
