@@ -339,13 +339,13 @@ static void clear(double* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] = 0;
 }
 
+static bool backwards; /* RANDOM_ORDER turns it round with each call */
+
 /* One element of W x. */
 static double dot_row(const DLTensor* weight, int64_t row, const double* x, int64_t n) {
-  static unsigned calls;
-  const bool backwards = MUTANT_IS(RANDOM_ORDER) && ++calls % 3 == 0;
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t k = backwards ? n - 1 - i : i;
+    const int64_t k = MUTANT_IS(RANDOM_ORDER) && backwards ? n - 1 - i : i;
     sum += get(weight, row * n + k) * x[k];
   }
   return sum;
@@ -470,6 +470,7 @@ extern void throws(void) __attribute__((weak)); /* in throws.cpp, which is in th
 /* The mutants that break a forward pass as a whole. */
 static void misbehave(const pass* p, double* end_of_workspace) {
   const DLTensor* const x = p->call->x;
+  if (MUTANT_IS(RANDOM_ORDER)) backwards = !backwards;
   if (MUTANT_IS(HANGS)) pause();
   if (MUTANT_IS(THROWS)) throws();
   if (MUTANT_IS(PAST_Y) && count_of(x) > 0) put(p->call->y, count_of(x), 0);
