@@ -71,18 +71,22 @@ static void report_weight(const graft_objective_args* args, int64_t tokens) {
   if (args->metric != NULL) args->metric(args->metric_ctx, GRAFT_METRIC_WEIGHT, &scalar);
 }
 
-/* The squared error of one token, and its gradient, dLoss/d(student - teacher) = factor *
- * difference. */
+/* Student minus teacher; nothing at all is read of a token that does not count. */
+static double difference_at(const graft_objective_args* args, int64_t i, bool real) {
+  if (!real && !MUTANT_IS(MASKED_GRADIENT) && !MUTANT_IS(TIMES_MASK)) return 0;
+  const double difference = get(args->signals[STUDENT], i) - get(args->signals[TEACHER], i);
+  return MUTANT_IS(TIMES_MASK) && !real ? difference * 0 : difference;
+}
+
+/* The squared error of one token; its gradient is `factor` times the difference. */
 static double token_error(const graft_objective_args* args, int64_t token, int64_t model,
                           double factor) {
   DLTensor* const grad = args->grads == NULL ? NULL : args->grads[STUDENT];
   const bool real = counts(args->signals[MASK], token);
   double sum = 0;
   for (int64_t i = token * model; i < (token + 1) * model; ++i) {
-    const double difference = real || MUTANT_IS(MASKED_GRADIENT)
-                                  ? get(args->signals[STUDENT], i) - get(args->signals[TEACHER], i)
-                                  : 0;
-    if (real) sum += difference * difference;
+    const double difference = difference_at(args, i, real);
+    if (real || MUTANT_IS(TIMES_MASK)) sum += difference * difference;
     if (grad != NULL) put(grad, i, factor * difference);
   }
   return sum;
@@ -97,13 +101,13 @@ static graft_status GRAFT_CALL run(graft_objective* base, const graft_exec* exec
   const int64_t model = student->shape[student->ndim - 1];
   const int64_t tokens = model == 0 ? 0 : count_of(student) / model;
   const int64_t n = tokens_that_count(args->signals[MASK], tokens);
-  const double share = n == 0 ? 0 : 1 / ((double)n * (double)model);
+  const double share = n == 0 && !MUTANT_IS(EMPTY_BATCH) ? 0 : 1 / ((double)n * (double)model);
   const double factor = (MUTANT_IS(HALF_GRADIENT) ? 1 : 2) * share *
                         (MUTANT_IS(NO_GRAD_SCALE) ? 1 : args->grad_scale);
   double sum = 0;
   for (int64_t token = 0; token < tokens; ++token) sum += token_error(args, token, model, factor);
   put(args->loss, 0, sum * share);
-  report_weight(args, n);
+  report_weight(args, MUTANT_IS(WRONG_WEIGHT) ? tokens : n);
   return GRAFT_OK;
 }
 
