@@ -9,10 +9,13 @@
 enum { N_ROLES = 4 };
 static const char* const roles[N_ROLES] = {GRAFT_ROLE_QUERY, GRAFT_ROLE_KEY, GRAFT_ROLE_VALUE,
                                            GRAFT_ROLE_OUTPUT};
+#define OF_TEACHER (GRAFT_NEED_TEACHER | GRAFT_NEED_REQUIRED)
+#define OF_MIXER GRAFT_NEED_REQUIRED
 static const graft_role_need needs[] = {
-    {GRAFT_ROLE_QUERY, 1, 1},  {GRAFT_ROLE_KEY, 1, 1},    {GRAFT_ROLE_VALUE, 1, 1},
-    {GRAFT_ROLE_OUTPUT, 1, 1}, {GRAFT_ROLE_QUERY, 0, 1},  {GRAFT_ROLE_KEY, 0, 1},
-    {GRAFT_ROLE_VALUE, 0, 1},  {GRAFT_ROLE_OUTPUT, 0, 1},
+    {GRAFT_ROLE_QUERY, OF_TEACHER, 0}, {GRAFT_ROLE_KEY, OF_TEACHER, 0},
+    {GRAFT_ROLE_VALUE, OF_TEACHER, 0}, {GRAFT_ROLE_OUTPUT, OF_TEACHER, 0},
+    {GRAFT_ROLE_QUERY, OF_MIXER, 0},   {GRAFT_ROLE_KEY, OF_MIXER, 0},
+    {GRAFT_ROLE_VALUE, OF_MIXER, 0},   {GRAFT_ROLE_OUTPUT, OF_MIXER, 0},
 };
 enum { N_NEEDS = sizeof needs / sizeof needs[0] };
 

@@ -9,9 +9,9 @@
 enum { STUDENT, TEACHER, MASK, N_SIGNALS };
 
 static const graft_signal_need needs[N_SIGNALS] = {
-    {.name = GRAFT_SIGNAL_STUDENT_HIDDEN, .want_grad = 1},
-    {.name = GRAFT_SIGNAL_TEACHER_HIDDEN},
-    {.name = GRAFT_SIGNAL_LOSS_MASK, .optional = 1},
+    {.name = GRAFT_SIGNAL_STUDENT_HIDDEN, .flags = GRAFT_NEED_REQUIRED | GRAFT_NEED_GRAD},
+    {.name = GRAFT_SIGNAL_TEACHER_HIDDEN, .flags = GRAFT_NEED_REQUIRED},
+    {.name = GRAFT_SIGNAL_LOSS_MASK},
 };
 
 /* ---------------------------------------------------------------- checks */
