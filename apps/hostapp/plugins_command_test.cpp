@@ -33,8 +33,10 @@ TEST(PluginsList, SaysOfEachComponentWhatItIsAndWhereOnOneLine) {
                             ContainsRegex("refused: .*notes.so")));
   // One line for the head, one for the component, one for the folder, one for the refused file.
   EXPECT_EQ(std::count(listed.begin(), listed.end(), '\n'), 4);
+  const std::string abi = std::to_string(GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT)) + "\\." +
+                          std::to_string(GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT));
   EXPECT_THAT(listed,
-              ContainsRegex("[a-z.-]+ +fixture +mixer +[0-9.]+ +0\\.1 +[A-Za-z0-9.-]+ +- +" +
+              ContainsRegex("[a-z.-]+ +fixture +mixer +[0-9.]+ +" + abi + " +[A-Za-z0-9.-]+ +- +" +
                             (folder / "good.so").string() + "\n"));
 }
 

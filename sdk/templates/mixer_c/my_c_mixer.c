@@ -786,17 +786,19 @@ static const graft_plugin plugin = {
 GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiate_in* in,
                                                             graft_negotiate_out* out,
                                                             graft_error* error) {
-  if (in->min_abi > GRAFT_ABI_CURRENT || in->max_abi < GRAFT_ABI_CURRENT)
+  /* The version whose header has all that is used here; a later header does not change it. */
+  const uint32_t spoken = GRAFT_ABI(1, 0);
+  if (in->min_abi > spoken || in->max_abi < spoken)
     return fail(error, GRAFT_ABI_MISMATCH, "abi",
                 "this plugin speaks graft ABI %u.%u, the host %u.%u to %u.%u",
-                GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT), GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT),
-                GRAFT_ABI_MAJOR(in->min_abi), GRAFT_ABI_MINOR(in->min_abi),
-                GRAFT_ABI_MAJOR(in->max_abi), GRAFT_ABI_MINOR(in->max_abi));
+                GRAFT_ABI_MAJOR(spoken), GRAFT_ABI_MINOR(spoken), GRAFT_ABI_MAJOR(in->min_abi),
+                GRAFT_ABI_MINOR(in->min_abi), GRAFT_ABI_MAJOR(in->max_abi),
+                GRAFT_ABI_MINOR(in->max_abi));
   if (in->dlpack_major != DLPACK_MAJOR_VERSION)
     return fail(error, GRAFT_ABI_MISMATCH, "dlpack_major",
                 "this plugin speaks DLPack %d, the host %u", DLPACK_MAJOR_VERSION,
                 in->dlpack_major);
-  out->abi = GRAFT_ABI_CURRENT;
+  out->abi = spoken;
   out->plugin = &plugin;
   return GRAFT_OK;
 }
