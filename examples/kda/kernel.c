@@ -1,22 +1,5 @@
+/* What the two types of numbers have in common: sizes, scratch memory, positions. */
 #include "kernel.h"
-
-#include <string.h>
-#include <tgmath.h>
-
-/* The loops over a state are compiled for each of these and picked when the library is loaded. A
- * sanitizer's run time is not there yet at that moment. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_CPU
-#endif
-/* Into the clones above. */
-#if defined(__GNUC__)
-#define INLINE static inline __attribute__((always_inline))
-#else
-#define INLINE static inline
-#endif
 
 int64_t kda_width(const kda_block* block, int activation) {
   switch (activation) {
@@ -45,14 +28,14 @@ static void* take(arena* from, int64_t count, size_t size) {
 }
 
 /* What reading one token of a head needs: query, key, decay; then error, output and a spare row. */
-static int64_t token_size(const kda_block* block) { return 6 * block->dim; }
-static int64_t forward_head_size(const kda_block* block) {
-  return block->dim * block->dim + token_size(block);
+int64_t kda_token_size(const kda_block* block) { return 6 * block->dim; }
+int64_t kda_forward_head_size(const kda_block* block) {
+  return block->dim * block->dim + kda_token_size(block);
 }
 /* The states of a segment and the tokens between them, the gradient of the state, and spare rows.
  */
-static int64_t backward_head_size(const kda_block* block) {
-  return (KDA_SEGMENT + 2) * block->dim * block->dim + KDA_SEGMENT * token_size(block) +
+int64_t kda_backward_head_size(const kda_block* block) {
+  return (KDA_SEGMENT + 2) * block->dim * block->dim + KDA_SEGMENT * kda_token_size(block) +
          6 * block->dim;
 }
 
@@ -69,7 +52,7 @@ static void lay_out_common(kda_call* call, size_t size, int64_t head_size, arena
 
 uint64_t kda_lay_out_forward(kda_call* call, size_t size, bool training, void* workspace) {
   arena memory = {workspace, 0};
-  lay_out_common(call, size, forward_head_size(call->block), &memory);
+  lay_out_common(call, size, kda_forward_head_size(call->block), &memory);
   for (int i = 0; i < N_ACTIVATIONS && !training; ++i) {
     const int64_t width = kda_width(call->block, i);
     call->activations[i] = take(&memory, call->batch * call->tokens * width, size);
@@ -82,7 +65,7 @@ uint64_t kda_lay_out_backward(kda_call* call, kda_gradients* gradients, size_t s
   arena memory = {workspace, 0};
   const kda_block* const block = call->block;
   const int64_t n = call->batch * call->tokens;
-  lay_out_common(call, size, backward_head_size(block), &memory);
+  lay_out_common(call, size, kda_backward_head_size(block), &memory);
   gradients->dy0 = take(&memory, n * block->model, size);
   gradients->dpre = take(&memory, n * block->heads * block->dim, size);
   for (int i = 0; i < N_ACTIVATIONS; ++i)
@@ -94,7 +77,7 @@ uint64_t kda_lay_out_backward(kda_call* call, kda_gradients* gradients, size_t s
 /* ---------------------------------------------------------------- positions */
 
 /* The call's positions, or a count of the real tokens from where the state left off. */
-static void find_positions(const kda_call* call) {
+void kda_find_positions(const kda_call* call) {
   for (int64_t b = 0; b < call->batch; ++b) {
     int64_t next = call->next_in == NULL ? 0 : call->next_in[b];
     for (int64_t t = b * call->tokens; t < (b + 1) * call->tokens; ++t) {
@@ -106,7 +89,7 @@ static void find_positions(const kda_call* call) {
 }
 
 /* Behind the last real token; where there is none, what it was. */
-static void write_next_positions(const kda_call* call) {
+void kda_write_next_positions(const kda_call* call) {
   if (call->next_out == NULL) return;
   for (int64_t b = 0; b < call->batch; ++b) {
     int64_t next = -1;
@@ -118,38 +101,3 @@ static void write_next_positions(const kda_call* call) {
     call->next_out[b] = next;
   }
 }
-
-/* ---------------------------------------------------------------- projections */
-
-/* out = in weight^T + bias. `low` is what the activation comes from where it is there; else x. */
-typedef struct projection {
-  int weight, bias, low, out;
-} projection;
-enum { NONE = -1 };
-static const projection projections[] = {
-    {PARAM_Q, PARAM_Q_BIAS, NONE, ACT_Q},
-    {PARAM_K, PARAM_K_BIAS, NONE, ACT_K},
-    {PARAM_V, PARAM_V_BIAS, NONE, ACT_V},
-    {PARAM_DECAY_IN, NONE, NONE, ACT_DECAY_LOW},
-    {PARAM_DECAY, PARAM_DT_BIAS, ACT_DECAY_LOW, ACT_DECAY},
-    {PARAM_WRITE, PARAM_WRITE_BIAS, NONE, ACT_WRITE},
-    {PARAM_GATE_IN, NONE, NONE, ACT_GATE_LOW},
-    {PARAM_GATE, PARAM_GATE_BIAS, ACT_GATE_LOW, ACT_GATE},
-};
-enum { N_PROJECTIONS = sizeof projections / sizeof projections[0] };
-
-static int low_of(const kda_block* block, const projection* p) {
-  return p->low != NONE && kda_width(block, p->low) > 0 ? p->low : NONE;
-}
-
-/* ---------------------------------------------------------------- the two types */
-
-#define REAL float
-#define NAME(name) name##_f32
-#include "kernel_impl.h"
-#undef REAL
-#undef NAME
-
-#define REAL double
-#define NAME(name) name##_f64
-#include "kernel_impl.h"

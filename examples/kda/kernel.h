@@ -109,6 +109,15 @@ uint64_t kda_lay_out_forward(kda_call* call, size_t real_size, bool training, vo
 uint64_t kda_lay_out_backward(kda_call* call, kda_gradients* gradients, size_t real_size,
                               void* workspace);
 
+/* What a token and a head need of it, in numbers. */
+int64_t kda_token_size(const kda_block* block);
+int64_t kda_forward_head_size(const kda_block* block);
+int64_t kda_backward_head_size(const kda_block* block);
+
+/* Fills call->position, and call->next_out. */
+void kda_find_positions(const kda_call* call);
+void kda_write_next_positions(const kda_call* call);
+
 graft_status kda_forward_f32(const kda_call* call, graft_error* error);
 graft_status kda_forward_f64(const kda_call* call, graft_error* error);
 graft_status kda_backward_f32(const kda_call* call, const kda_gradients* gradients,

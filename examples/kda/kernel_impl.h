@@ -1,16 +1,34 @@
-/* kernel.c includes this once with REAL float and once with REAL double; NAME() tells the two
- * apart. */
+/* kernel_f32.c and kernel_f64.c are this file; REAL and NAME() tell the two apart. */
+#include <string.h>
+#include <tgmath.h>
+
+#include "kernel.h"
+
+/* The loops over a state are compiled for each of these and picked when the library is loaded. A
+ * sanitizer's run time is not there yet at that moment. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+/* Into the clones above. */
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
 
 /* ---------------------------------------------------------------- matrix products */
 
-typedef struct NAME(product) {
+typedef struct product {
   const REAL *a, *b;
   REAL* c;
   int64_t n, k, a_row, a_column, b_row, b_column;
-} NAME(product);
+} product;
 
-static void GRAFT_CALL NAME(product_rows)(void* arg, int64_t begin, int64_t end, int32_t worker) {
-  const NAME(product)* const p = arg;
+static void GRAFT_CALL product_rows(void* arg, int64_t begin, int64_t end, int32_t worker) {
+  const product* const p = arg;
   (void)worker;
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t j = 0; j < p->n; ++j) {
@@ -22,8 +40,8 @@ static void GRAFT_CALL NAME(product_rows)(void* arg, int64_t begin, int64_t end,
   }
 }
 
-static void NAME(for_each)(const kda_call* call, int64_t count, void* arg,
-                           void(GRAFT_CALL* body)(void*, int64_t, int64_t, int32_t)) {
+static void for_each(const kda_call* call, int64_t count, void* arg,
+                     void(GRAFT_CALL* body)(void*, int64_t, int64_t, int32_t)) {
   if (count == 0) return;
   if (call->parallel == NULL) {
     body(arg, 0, count, 0);
@@ -32,8 +50,8 @@ static void NAME(for_each)(const kda_call* call, int64_t count, void* arg,
   }
 }
 
-static DLTensor NAME(matrix)(const REAL* data, int64_t* shape_and_strides, int64_t rows,
-                             int64_t columns) {
+static DLTensor matrix(const REAL* data, int64_t* shape_and_strides, int64_t rows,
+                       int64_t columns) {
   const int64_t filled[4] = {rows, columns, columns, 1};
   memcpy(shape_and_strides, filled, sizeof filled);
   const DLTensor tensor = {.data = (void*)(uintptr_t)data,
@@ -46,58 +64,79 @@ static DLTensor NAME(matrix)(const REAL* data, int64_t* shape_and_strides, int64
 }
 
 /* c [m,n] = op(a) op(b) with op(a) [m,k], op(b) [k,n]; c += with `add`. */
-static graft_status NAME(multiply)(const kda_call* call, bool transpose_a, bool transpose_b,
-                                   int64_t m, int64_t n, int64_t k, const REAL* a, const REAL* b,
-                                   bool add, REAL* c, graft_error* error) {
+static graft_status multiply(const kda_call* call, bool transpose_a, bool transpose_b, int64_t m,
+                             int64_t n, int64_t k, const REAL* a, const REAL* b, bool add, REAL* c,
+                             graft_error* error) {
   if (m == 0 || n == 0) return GRAFT_OK;
   if (call->blas == NULL || k == 0) {
-    NAME(product)
-    p = {a,
-         b,
-         c,
-         n,
-         k,
-         transpose_a ? 1 : k,
-         transpose_a ? m : 1,
-         transpose_b ? 1 : n,
-         transpose_b ? k : 1};
+    product p = {a,
+                 b,
+                 c,
+                 n,
+                 k,
+                 transpose_a ? 1 : k,
+                 transpose_a ? m : 1,
+                 transpose_b ? 1 : n,
+                 transpose_b ? k : 1};
     if (!add) memset(c, 0, (size_t)(m * n) * sizeof(REAL));
-    NAME(for_each)(call, m, &p, NAME(product_rows));
+    for_each(call, m, &p, product_rows);
     return GRAFT_OK;
   }
   int64_t sizes[3][4];
-  const DLTensor left = NAME(matrix)(a, sizes[0], transpose_a ? k : m, transpose_a ? m : k);
-  const DLTensor right = NAME(matrix)(b, sizes[1], transpose_b ? n : k, transpose_b ? k : n);
-  DLTensor out = NAME(matrix)(c, sizes[2], m, n);
+  const DLTensor left = matrix(a, sizes[0], transpose_a ? k : m, transpose_a ? m : k);
+  const DLTensor right = matrix(b, sizes[1], transpose_b ? n : k, transpose_b ? k : n);
+  DLTensor out = matrix(c, sizes[2], m, n);
   return call->blas->gemm(call->host, transpose_a, transpose_b, 1.0, &left, &right, add ? 1.0 : 0.0,
                           &out, NULL, error);
 }
 
 /* out [rows,width] = in [rows,depth] weight [width,depth]^T + bias. */
-static graft_status NAME(project)(const kda_call* call, int64_t rows, int64_t depth, const REAL* in,
-                                  int64_t width, const REAL* weight, const REAL* bias, REAL* out,
-                                  graft_error* error) {
+static graft_status project(const kda_call* call, int64_t rows, int64_t depth, const REAL* in,
+                            int64_t width, const REAL* weight, const REAL* bias, REAL* out,
+                            graft_error* error) {
   for (int64_t i = 0; i < rows && bias != NULL; ++i)
     memcpy(out + i * width, bias, (size_t)width * sizeof(REAL));
-  return NAME(multiply)(call, false, true, rows, width, depth, in, weight, bias != NULL, out,
-                        error);
+  return multiply(call, false, true, rows, width, depth, in, weight, bias != NULL, out, error);
 }
 
 /* to [width] (+)= the sum of the rows of from. */
-static void NAME(sum_rows)(int64_t rows, int64_t width, const REAL* from, int64_t stride, bool add,
-                           REAL* to) {
+static void sum_rows(int64_t rows, int64_t width, const REAL* from, int64_t stride, bool add,
+                     REAL* to) {
   if (!add) memset(to, 0, (size_t)width * sizeof(REAL));
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) to[j] += from[i * stride + j];
   }
 }
 
+/* ---------------------------------------------------------------- projections */
+
+/* out = in weight^T + bias. `low` is what the activation comes from where it is there; else x. */
+typedef struct projection {
+  int weight, bias, low, out;
+} projection;
+enum { NONE = -1 };
+static const projection projections[] = {
+    {PARAM_Q, PARAM_Q_BIAS, NONE, ACT_Q},
+    {PARAM_K, PARAM_K_BIAS, NONE, ACT_K},
+    {PARAM_V, PARAM_V_BIAS, NONE, ACT_V},
+    {PARAM_DECAY_IN, NONE, NONE, ACT_DECAY_LOW},
+    {PARAM_DECAY, PARAM_DT_BIAS, ACT_DECAY_LOW, ACT_DECAY},
+    {PARAM_WRITE, PARAM_WRITE_BIAS, NONE, ACT_WRITE},
+    {PARAM_GATE_IN, NONE, NONE, ACT_GATE_LOW},
+    {PARAM_GATE, PARAM_GATE_BIAS, ACT_GATE_LOW, ACT_GATE},
+};
+enum { N_PROJECTIONS = sizeof projections / sizeof projections[0] };
+
+static int low_of(const kda_block* block, const projection* p) {
+  return p->low != NONE && kda_width(block, p->low) > 0 ? p->low : NONE;
+}
+
 /* ---------------------------------------------------------------- functions of one number */
 
-static REAL NAME(sigmoid)(REAL z) { return 1 / (1 + exp(-z)); }
-static REAL NAME(softplus)(REAL z) { return (z > 0 ? z : 0) + log1p(exp(z > 0 ? -z : z)); }
-static REAL NAME(silu_slope)(REAL z) {
-  const REAL s = NAME(sigmoid)(z);
+static REAL sigmoid(REAL z) { return 1 / (1 + exp(-z)); }
+static REAL softplus(REAL z) { return (z > 0 ? z : 0) + log1p(exp(z > 0 ? -z : z)); }
+static REAL silu_slope(REAL z) {
+  const REAL s = sigmoid(z);
   return s * (1 + z * (1 - s));
 }
 
@@ -105,11 +144,10 @@ static REAL NAME(silu_slope)(REAL z) {
 
 /* to = (rotated, silu'd from) / its length; gives 1 / length. The 1e-6 is inside the root, as in
  * fla. */
-static REAL NAME(normalise)(const kda_block* block, const REAL* from, bool silu, const REAL* cosine,
-                            const REAL* sine, REAL* to) {
+static REAL normalise(const kda_block* block, const REAL* from, bool silu, const REAL* cosine,
+                      const REAL* sine, REAL* to) {
   REAL square = 0;
-  for (int64_t i = 0; i < block->dim; ++i)
-    to[i] = silu ? from[i] * NAME(sigmoid)(from[i]) : from[i];
+  for (int64_t i = 0; i < block->dim; ++i) to[i] = silu ? from[i] * sigmoid(from[i]) : from[i];
   for (int64_t i = 0; i < block->n_rope; ++i) {
     const REAL a = to[i], b = to[i + block->n_rope];
     to[i] = a * cosine[i] - b * sine[i];
@@ -122,9 +160,9 @@ static REAL NAME(normalise)(const kda_block* block, const REAL* from, bool silu,
 }
 
 /* dfrom from the gradient of the result, which is overwritten. */
-static void NAME(normalise_backward)(const kda_block* block, const REAL* from, bool silu,
-                                     const REAL* cosine, const REAL* sine, const REAL* to,
-                                     REAL inverse, REAL* dto, REAL* dfrom) {
+static void normalise_backward(const kda_block* block, const REAL* from, bool silu,
+                               const REAL* cosine, const REAL* sine, const REAL* to, REAL inverse,
+                               REAL* dto, REAL* dfrom) {
   REAL inner = 0;
   for (int64_t i = 0; i < block->dim; ++i) inner += to[i] * dto[i];
   for (int64_t i = 0; i < block->dim; ++i) dto[i] = inverse * (dto[i] - to[i] * inner);
@@ -133,55 +171,53 @@ static void NAME(normalise_backward)(const kda_block* block, const REAL* from, b
     dto[i] = a * cosine[i] + b * sine[i];
     dto[i + block->n_rope] = b * cosine[i] - a * sine[i];
   }
-  for (int64_t i = 0; i < block->dim; ++i)
-    dfrom[i] = silu ? dto[i] * NAME(silu_slope)(from[i]) : dto[i];
+  for (int64_t i = 0; i < block->dim; ++i) dfrom[i] = silu ? dto[i] * silu_slope(from[i]) : dto[i];
 }
 
 /* One token of a head, ready for the recurrence. */
-typedef struct NAME(token) {
+typedef struct head_token {
   int64_t at; /* row of [B*T] */
   REAL *query, *key, *decay, *value, *error,
       *carried; /* rows of scratch memory; carried = decay * key */
   REAL query_inverse, key_inverse, write;
-} NAME(token);
+} head_token;
 
-static NAME(token) NAME(token_in)(const kda_block* block, REAL* scratch) {
+static head_token token_in(const kda_block* block, REAL* scratch) {
   const int64_t d = block->dim;
-  const NAME(token) token = {.query = scratch,
-                             .key = scratch + d,
-                             .decay = scratch + 2 * d,
-                             .value = scratch + 3 * d,
-                             .error = scratch + 4 * d,
-                             .carried = scratch + 5 * d};
+  const head_token token = {.query = scratch,
+                            .key = scratch + d,
+                            .decay = scratch + 2 * d,
+                            .value = scratch + 3 * d,
+                            .error = scratch + 4 * d,
+                            .carried = scratch + 5 * d};
   return token;
 }
 
 /* Row `at` of an activation, the part of head h. */
-static REAL* NAME(row)(const kda_call* call, void* const* activations, int which, int64_t at,
-                       int64_t h) {
+static REAL* row(const kda_call* call, void* const* activations, int which, int64_t at, int64_t h) {
   const int64_t width = kda_width(call->block, which), part = width / call->block->heads;
   return (REAL*)activations[which] + at * width + h * part;
 }
 
 /* Gives the mean over channels of the log decay. */
-static REAL NAME(read_token)(const kda_call* call, int64_t h, int64_t at, NAME(token) * token) {
+static REAL read_token(const kda_call* call, int64_t h, int64_t at, head_token* token) {
   const kda_block* const block = call->block;
   const REAL* const cosine = (const REAL*)call->cosine + at * block->n_rope;
   const REAL* const sine = (const REAL*)call->sine + at * block->n_rope;
   token->at = at;
-  token->query_inverse = NAME(normalise)(block, NAME(row)(call, call->activations, ACT_Q, at, h),
-                                         block->silu_q, cosine, sine, token->query);
-  token->key_inverse = NAME(normalise)(block, NAME(row)(call, call->activations, ACT_K, at, h),
-                                       block->silu_k, cosine, sine, token->key);
-  token->write = NAME(sigmoid)(*NAME(row)(call, call->activations, ACT_WRITE, at, h));
-  const REAL* const v = NAME(row)(call, call->activations, ACT_V, at, h);
+  token->query_inverse = normalise(block, row(call, call->activations, ACT_Q, at, h), block->silu_q,
+                                   cosine, sine, token->query);
+  token->key_inverse = normalise(block, row(call, call->activations, ACT_K, at, h), block->silu_k,
+                                 cosine, sine, token->key);
+  token->write = sigmoid(*row(call, call->activations, ACT_WRITE, at, h));
+  const REAL* const v = row(call, call->activations, ACT_V, at, h);
   for (int64_t j = 0; j < block->dim; ++j)
-    token->value[j] = block->silu_v ? v[j] * NAME(sigmoid)(v[j]) : v[j];
+    token->value[j] = block->silu_v ? v[j] * sigmoid(v[j]) : v[j];
   const REAL scale = exp(((const REAL*)call->params[PARAM_A_LOG])[h]);
-  const REAL* const gate = NAME(row)(call, call->activations, ACT_DECAY, at, h);
+  const REAL* const gate = row(call, call->activations, ACT_DECAY, at, h);
   REAL sum = 0;
   for (int64_t i = 0; i < block->dim; ++i) {
-    const REAL log_decay = -scale * NAME(softplus)(gate[i]);
+    const REAL log_decay = -scale * softplus(gate[i]);
     sum += log_decay;
     token->decay[i] = exp(log_decay);
     token->carried[i] = token->decay[i] * token->key[i];
@@ -193,8 +229,8 @@ static REAL NAME(read_token)(const kda_call* call, int64_t h, int64_t at, NAME(t
 
 /* error = v - S^T (decay k);  S' = diag(decay) S + k (write error)^T;  output = S'^T q. S' may be
  * S. */
-INLINE void NAME(advance)(int64_t d, const NAME(token) * token, const REAL* state, REAL* next,
-                          REAL* output) {
+INLINE void advance(int64_t d, const head_token* token, const REAL* state, REAL* next,
+                    REAL* output) {
   REAL* const error = token->error;
   for (int64_t j = 0; j < d; ++j) error[j] = token->value[j];
   int64_t i = 0;
@@ -222,13 +258,13 @@ INLINE void NAME(advance)(int64_t d, const NAME(token) * token, const REAL* stat
 }
 
 /* Gradients of what advance() reads, from those of what it writes. `dstate` goes from S' to S. */
-typedef struct NAME(token_gradient) {
+typedef struct token_gradient {
   REAL *query, *key, *log_decay, *value; /* [dim] */
   REAL write;
-} NAME(token_gradient);
+} token_gradient;
 
-INLINE void NAME(retreat)(int64_t d, const NAME(token) * token, const REAL* state, const REAL* next,
-                          const REAL* doutput, REAL* dstate, NAME(token_gradient) * to) {
+INLINE void retreat(int64_t d, const head_token* token, const REAL* state, const REAL* next,
+                    const REAL* doutput, REAL* dstate, token_gradient* to) {
   const REAL* const error = token->error;
   REAL* const dvalue = to->value;
   memset(dvalue, 0, (size_t)d * sizeof(REAL));
@@ -271,32 +307,31 @@ INLINE void NAME(retreat)(int64_t d, const NAME(token) * token, const REAL* stat
 /* ---------------------------------------------------------------- norm and gate of the output */
 
 /* pre = o / rms(o) * weight * sigmoid(gate). */
-static REAL NAME(inverse_rms)(const kda_block* block, const REAL* o) {
+static REAL inverse_rms(const kda_block* block, const REAL* o) {
   REAL square = 0;
   for (int64_t j = 0; j < block->dim; ++j) square += o[j] * o[j];
   return 1 / sqrt(square / (REAL)block->dim + (REAL)block->norm_eps);
 }
 
-static void NAME(gated_norm)(const kda_call* call, int64_t h, int64_t at, const REAL* o,
-                             REAL* pre) {
+static void gated_norm(const kda_call* call, int64_t h, int64_t at, const REAL* o, REAL* pre) {
   const REAL* const weight = call->params[PARAM_NORM];
-  const REAL* const gate = NAME(row)(call, call->activations, ACT_GATE, at, h);
-  const REAL inverse = NAME(inverse_rms)(call->block, o);
+  const REAL* const gate = row(call, call->activations, ACT_GATE, at, h);
+  const REAL inverse = inverse_rms(call->block, o);
   for (int64_t j = 0; j < call->block->dim; ++j)
-    pre[j] = o[j] * inverse * weight[j] * NAME(sigmoid)(gate[j]);
+    pre[j] = o[j] * inverse * weight[j] * sigmoid(gate[j]);
 }
 
 /* Writes dout and dgate, adds to dweight. */
-static void NAME(gated_norm_backward)(const kda_call* call, int64_t h, int64_t at, const REAL* dpre,
-                                      REAL* dgate, REAL* dweight, REAL* dout) {
+static void gated_norm_backward(const kda_call* call, int64_t h, int64_t at, const REAL* dpre,
+                                REAL* dgate, REAL* dweight, REAL* dout) {
   const int64_t d = call->block->dim;
   const REAL *const weight = call->params[PARAM_NORM],
-                    *const o = NAME(row)(call, call->activations, ACT_HEAD, at, h),
-                    *const gate = NAME(row)(call, call->activations, ACT_GATE, at, h);
-  const REAL inverse = NAME(inverse_rms)(call->block, o);
+                    *const o = row(call, call->activations, ACT_HEAD, at, h),
+                    *const gate = row(call, call->activations, ACT_GATE, at, h);
+  const REAL inverse = inverse_rms(call->block, o);
   REAL inner = 0;
   for (int64_t j = 0; j < d; ++j) {
-    const REAL s = NAME(sigmoid)(gate[j]), normed = o[j] * inverse;
+    const REAL s = sigmoid(gate[j]), normed = o[j] * inverse;
     dgate[j] = dpre[j] * normed * weight[j] * s * (1 - s);
     dweight[j] += dpre[j] * normed * s;
     dout[j] = dpre[j] * weight[j] * s;
@@ -307,25 +342,24 @@ static void NAME(gated_norm_backward)(const kda_call* call, int64_t h, int64_t a
 
 /* ---------------------------------------------------------------- one head, forward */
 
-static void NAME(store)(void* to, int64_t at, REAL value) {
+static void store(void* to, int64_t at, REAL value) {
   if (to != NULL) ((REAL*)to)[at] = value;
 }
 
-FOR_EACH_CPU static void NAME(head_forward)(const kda_call* call, int64_t b, int64_t h,
-                                            REAL* scratch) {
+FOR_EACH_CPU static void head_forward(const kda_call* call, int64_t b, int64_t h, REAL* scratch) {
   const kda_block* const block = call->block;
   const int64_t d = block->dim, head = b * block->heads + h;
   const int64_t segments = (call->tokens + KDA_SEGMENT - 1) / KDA_SEGMENT;
   const size_t state_bytes = (size_t)(d * d) * sizeof(REAL), row_bytes = (size_t)d * sizeof(REAL);
   const REAL scale = 1 / sqrt((REAL)d);
   REAL* const state = scratch;
-  NAME(token) token = NAME(token_in)(block, scratch + d * d);
+  head_token token = token_in(block, scratch + d * d);
   memset(state, 0, state_bytes);
   if (call->state_in != NULL)
     memcpy(state, (const REAL*)call->state_in + head * d * d, state_bytes);
   for (int64_t t = 0; t < call->tokens; ++t) {
     const int64_t at = b * call->tokens + t;
-    REAL* const o = NAME(row)(call, call->activations, ACT_HEAD, at, h);
+    REAL* const o = row(call, call->activations, ACT_HEAD, at, h);
     REAL* const pre = (REAL*)call->pre + (at * block->heads + h) * d;
     if (call->checkpoints != NULL && t % KDA_SEGMENT == 0)
       memcpy((REAL*)call->checkpoints + (head * segments + t / KDA_SEGMENT) * d * d, state,
@@ -336,32 +370,32 @@ FOR_EACH_CPU static void NAME(head_forward)(const kda_call* call, int64_t b, int
     memset(o, 0, row_bytes);
     memset(pre, 0, row_bytes);
     if (real) {
-      log_decay = NAME(read_token)(call, h, at, &token);
-      NAME(advance)(d, &token, state, state, o);
+      log_decay = read_token(call, h, at, &token);
+      advance(d, &token, state, state, o);
       for (int64_t j = 0; j < d; ++j) o[j] *= scale;
-      if (call->y != NULL || call->pre_output != NULL) NAME(gated_norm)(call, h, at, o, pre);
+      if (call->y != NULL || call->pre_output != NULL) gated_norm(call, h, at, o, pre);
     }
-    NAME(store)(call->log_decay, at * block->heads + h, log_decay);
-    NAME(store)(call->write_gate, at * block->heads + h, token.write);
+    store(call->log_decay, at * block->heads + h, log_decay);
+    store(call->write_gate, at * block->heads + h, token.write);
   }
   if (call->state_out != NULL) memcpy((REAL*)call->state_out + head * d * d, state, state_bytes);
 }
 
 /* Slot s of the scratch memory serves its share of the heads, one after the other. */
-static void GRAFT_CALL NAME(forward_slots)(void* arg, int64_t begin, int64_t end, int32_t worker) {
+static void GRAFT_CALL forward_slots(void* arg, int64_t begin, int64_t end, int32_t worker) {
   const kda_call* const call = arg;
   const int64_t heads = call->block->heads, count = call->batch * heads;
   (void)worker;
   for (int64_t slot = begin; slot < end; ++slot) {
-    REAL* const scratch = (REAL*)call->head_scratch + slot * forward_head_size(call->block);
+    REAL* const scratch = (REAL*)call->head_scratch + slot * kda_forward_head_size(call->block);
     for (int64_t i = slot * count / call->slots; i < (slot + 1) * count / call->slots; ++i)
-      NAME(head_forward)(call, i / heads, i % heads, scratch);
+      head_forward(call, i / heads, i % heads, scratch);
   }
 }
 
 /* ---------------------------------------------------------------- the block, forward */
 
-static void NAME(rotations)(const kda_call* call) {
+static void rotations(const kda_call* call) {
   const int32_t pairs = call->block->n_rope;
   for (int64_t at = 0; at < call->batch * call->tokens; ++at) {
     for (int32_t i = 0; i < pairs; ++i) {
@@ -374,8 +408,8 @@ static void NAME(rotations)(const kda_call* call) {
 
 /* `tensor` [B,T,width], or a copy in `copy` whose padded rows are 0: what stands there may be NaN.
  */
-static const REAL* NAME(without_pads)(const kda_call* call, const void* tensor, int64_t width,
-                                      void* copy) {
+static const REAL* without_pads(const kda_call* call, const void* tensor, int64_t width,
+                                void* copy) {
   if (call->real == NULL) return tensor;
   const size_t bytes = (size_t)width * sizeof(REAL);
   for (int64_t at = 0; at < call->batch * call->tokens; ++at) {
@@ -388,7 +422,7 @@ static const REAL* NAME(without_pads)(const kda_call* call, const void* tensor, 
   return copy;
 }
 
-static void NAME(clear_pads)(const kda_call* call, int64_t width, REAL* tensor) {
+static void clear_pads(const kda_call* call, int64_t width, REAL* tensor) {
   for (int64_t at = 0; at < call->batch * call->tokens && call->real != NULL; ++at) {
     if (call->real[at] == 0) memset(tensor + at * width, 0, (size_t)width * sizeof(REAL));
   }
@@ -398,50 +432,50 @@ graft_status NAME(kda_forward)(const kda_call* call, graft_error* error) {
   const kda_block* const block = call->block;
   const int64_t n = call->batch * call->tokens, width = block->heads * block->dim;
   const bool gated = call->y != NULL || call->pre_output != NULL;
-  const REAL* const x = NAME(without_pads)(call, call->x, block->model, call->x0);
+  const REAL* const x = without_pads(call, call->x, block->model, call->x0);
   graft_status status = GRAFT_OK;
   for (int i = 0; i < N_PROJECTIONS; ++i) {
     const projection* const p = &projections[i];
     const bool of_gate = p->out == ACT_GATE || p->out == ACT_GATE_LOW;
     if (kda_width(block, p->out) == 0 || (of_gate && !gated)) continue;
     const int low = low_of(block, p);
-    status = NAME(project)(call, n, low == NONE ? block->model : kda_width(block, low),
-                           low == NONE ? x : call->activations[low], kda_width(block, p->out),
-                           call->params[p->weight], p->bias == NONE ? NULL : call->params[p->bias],
-                           call->activations[p->out], error);
+    status = project(call, n, low == NONE ? block->model : kda_width(block, low),
+                     low == NONE ? x : call->activations[low], kda_width(block, p->out),
+                     call->params[p->weight], p->bias == NONE ? NULL : call->params[p->bias],
+                     call->activations[p->out], error);
     if (status != GRAFT_OK) return status;
   }
-  find_positions(call);
-  NAME(rotations)(call);
-  NAME(for_each)(call, call->slots, (void*)(uintptr_t)call, NAME(forward_slots));
-  write_next_positions(call);
+  kda_find_positions(call);
+  rotations(call);
+  for_each(call, call->slots, (void*)(uintptr_t)call, forward_slots);
+  kda_write_next_positions(call);
   const size_t bytes = (size_t)(n * width) * sizeof(REAL);
   if (call->head_output != NULL && n > 0)
     memcpy(call->head_output, call->activations[ACT_HEAD], bytes);
   if (call->pre_output != NULL && n > 0) memcpy(call->pre_output, call->pre, bytes);
   if (call->y == NULL) return GRAFT_OK;
-  status = NAME(project)(call, n, width, call->pre, block->model, call->params[PARAM_O],
-                         call->params[PARAM_O_BIAS], call->y, error);
-  NAME(clear_pads)(call, block->model, call->y);
+  status = project(call, n, width, call->pre, block->model, call->params[PARAM_O],
+                   call->params[PARAM_O_BIAS], call->y, error);
+  clear_pads(call, block->model, call->y);
   return status;
 }
 
 /* ---------------------------------------------------------------- one head, backward */
 
-typedef struct NAME(backward_task) {
+typedef struct backward_task {
   const kda_call* call;
   const kda_gradients* gradients;
-} NAME(backward_task);
+} backward_task;
 
-typedef struct NAME(head_memory) {
+typedef struct head_memory {
   REAL *states, *dstate, *output, *doutput;
-  NAME(token) tokens[KDA_SEGMENT];
-} NAME(head_memory);
+  head_token tokens[KDA_SEGMENT];
+} head_memory;
 
 /* The tokens of a segment once more, from its checkpoint: states[n] is the state before tokens[n].
  * Gives their number; pads have none, and no gradients. */
-INLINE int64_t NAME(replay)(const NAME(backward_task) * task, int64_t b, int64_t h, int64_t segment,
-                            NAME(head_memory) * memory) {
+INLINE int64_t replay(const backward_task* task, int64_t b, int64_t h, int64_t segment,
+                      head_memory* memory) {
   const kda_call* const call = task->call;
   const int64_t d = call->block->dim, segments = (call->tokens + KDA_SEGMENT - 1) / KDA_SEGMENT;
   const REAL* const start =
@@ -455,16 +489,14 @@ INLINE int64_t NAME(replay)(const NAME(backward_task) * task, int64_t b, int64_t
       for (int i = 0; i < N_ACTIVATIONS; ++i) {
         if (i == ACT_DECAY_LOW || i == ACT_GATE_LOW) continue; /* no head's */
         const int64_t part = kda_width(call->block, i) / call->block->heads;
-        memset(NAME(row)(call, task->gradients->dactivations, i, at, h), 0,
-               (size_t)part * sizeof(REAL));
+        memset(row(call, task->gradients->dactivations, i, at, h), 0, (size_t)part * sizeof(REAL));
       }
       memset((REAL*)call->pre + (at * call->block->heads + h) * d, 0, (size_t)d * sizeof(REAL));
       continue;
     }
-    NAME(read_token)(call, h, at, &memory->tokens[n]);
-    NAME(advance)
-    (d, &memory->tokens[n], memory->states + n * d * d, memory->states + (n + 1) * d * d,
-     memory->output);
+    read_token(call, h, at, &memory->tokens[n]);
+    advance(d, &memory->tokens[n], memory->states + n * d * d, memory->states + (n + 1) * d * d,
+            memory->output);
     ++n;
   }
   return n;
@@ -472,53 +504,52 @@ INLINE int64_t NAME(replay)(const NAME(backward_task) * task, int64_t b, int64_t
 
 /* From the gradients of one token's query, key, log decay, value and write gate to those of the
  * activations. */
-static void NAME(read_token_backward)(const NAME(backward_task) * task, int64_t h,
-                                      const NAME(token) * token, NAME(token_gradient) * d,
-                                      REAL* da_log) {
+static void read_token_backward(const backward_task* task, int64_t h, const head_token* token,
+                                token_gradient* d, REAL* da_log) {
   const kda_call* const call = task->call;
   const kda_block* const block = call->block;
   const kda_gradients* const g = task->gradients;
   const int64_t at = token->at, scalar = at * block->heads + h;
   const REAL* const cosine = (const REAL*)call->cosine + at * block->n_rope;
   const REAL* const sine = (const REAL*)call->sine + at * block->n_rope;
-  NAME(normalise_backward)
-  (block, NAME(row)(call, call->activations, ACT_Q, at, h), block->silu_q, cosine, sine,
-   token->query, token->query_inverse, d->query, NAME(row)(call, g->dactivations, ACT_Q, at, h));
-  NAME(normalise_backward)
-  (block, NAME(row)(call, call->activations, ACT_K, at, h), block->silu_k, cosine, sine, token->key,
-   token->key_inverse, d->key, NAME(row)(call, g->dactivations, ACT_K, at, h));
-  const REAL* const v = NAME(row)(call, call->activations, ACT_V, at, h);
-  REAL* const dv = NAME(row)(call, g->dactivations, ACT_V, at, h);
+  normalise_backward(block, row(call, call->activations, ACT_Q, at, h), block->silu_q, cosine, sine,
+                     token->query, token->query_inverse, d->query,
+                     row(call, g->dactivations, ACT_Q, at, h));
+  normalise_backward(block, row(call, call->activations, ACT_K, at, h), block->silu_k, cosine, sine,
+                     token->key, token->key_inverse, d->key,
+                     row(call, g->dactivations, ACT_K, at, h));
+  const REAL* const v = row(call, call->activations, ACT_V, at, h);
+  REAL* const dv = row(call, g->dactivations, ACT_V, at, h);
   for (int64_t j = 0; j < block->dim; ++j)
-    dv[j] = block->silu_v ? d->value[j] * NAME(silu_slope)(v[j]) : d->value[j];
+    dv[j] = block->silu_v ? d->value[j] * silu_slope(v[j]) : d->value[j];
   const REAL dwrite =
       d->write + (g->dwrite_gate == NULL ? 0 : ((const REAL*)g->dwrite_gate)[scalar]);
-  *NAME(row)(call, g->dactivations, ACT_WRITE, at, h) = dwrite * token->write * (1 - token->write);
+  *row(call, g->dactivations, ACT_WRITE, at, h) = dwrite * token->write * (1 - token->write);
   const REAL dmean =
       g->dlog_decay == NULL ? 0 : ((const REAL*)g->dlog_decay)[scalar] / (REAL)block->dim;
   const REAL scale = exp(((const REAL*)call->params[PARAM_A_LOG])[h]);
-  const REAL* const gate = NAME(row)(call, call->activations, ACT_DECAY, at, h);
-  REAL* const dgate = NAME(row)(call, g->dactivations, ACT_DECAY, at, h);
+  const REAL* const gate = row(call, call->activations, ACT_DECAY, at, h);
+  REAL* const dgate = row(call, g->dactivations, ACT_DECAY, at, h);
   for (int64_t i = 0; i < block->dim; ++i) {
     const REAL of_log_decay = d->log_decay[i] + dmean;
-    dgate[i] = -scale * of_log_decay * NAME(sigmoid)(gate[i]);
-    *da_log -= of_log_decay * scale * NAME(softplus)(gate[i]);
+    dgate[i] = -scale * of_log_decay * sigmoid(gate[i]);
+    *da_log -= of_log_decay * scale * softplus(gate[i]);
   }
 }
 
-FOR_EACH_CPU static void NAME(head_backward)(const NAME(backward_task) * task, int64_t b, int64_t h,
-                                             REAL* scratch) {
+FOR_EACH_CPU static void head_backward(const backward_task* task, int64_t b, int64_t h,
+                                       REAL* scratch) {
   const kda_call* const call = task->call;
   const kda_gradients* const g = task->gradients;
   const int64_t d = call->block->dim, head = b * call->block->heads + h;
   const size_t state_bytes = (size_t)(d * d) * sizeof(REAL);
   const REAL scale = 1 / sqrt((REAL)d);
   REAL* const dnorm = (REAL*)g->partial + head * (d + 1); /* [dim], then A_log's */
-  NAME(head_memory) memory = {.states = scratch, .dstate = scratch + (KDA_SEGMENT + 1) * d * d};
+  head_memory memory = {.states = scratch, .dstate = scratch + (KDA_SEGMENT + 1) * d * d};
   REAL* rows = memory.dstate + d * d;
-  for (int i = 0; i < KDA_SEGMENT; ++i, rows += token_size(call->block))
-    memory.tokens[i] = NAME(token_in)(call->block, rows);
-  NAME(token_gradient) of_token = {rows, rows + d, rows + 2 * d, rows + 3 * d, 0};
+  for (int i = 0; i < KDA_SEGMENT; ++i, rows += kda_token_size(call->block))
+    memory.tokens[i] = token_in(call->block, rows);
+  token_gradient of_token = {rows, rows + d, rows + 2 * d, rows + 3 * d, 0};
   memory.output = rows + 4 * d;
   memory.doutput = rows + 5 * d;
   memset(dnorm, 0, (size_t)(d + 1) * sizeof(REAL));
@@ -526,66 +557,63 @@ FOR_EACH_CPU static void NAME(head_backward)(const NAME(backward_task) * task, i
   if (g->dstate_out != NULL)
     memcpy(memory.dstate, (const REAL*)g->dstate_out + head * d * d, state_bytes);
   for (int64_t segment = (call->tokens + KDA_SEGMENT - 1) / KDA_SEGMENT; segment-- > 0;) {
-    for (int64_t n = NAME(replay)(task, b, h, segment, &memory); n-- > 0;) {
-      const NAME(token)* const token = &memory.tokens[n];
-      const int64_t row = (token->at * call->block->heads + h) * d;
-      NAME(gated_norm)
-      (call, h, token->at, NAME(row)(call, call->activations, ACT_HEAD, token->at, h),
-       (REAL*)call->pre + row);
-      NAME(gated_norm_backward)
-      (call, h, token->at, (const REAL*)g->dpre + row,
-       NAME(row)(call, g->dactivations, ACT_GATE, token->at, h), dnorm, memory.doutput);
+    for (int64_t n = replay(task, b, h, segment, &memory); n-- > 0;) {
+      const head_token* const token = &memory.tokens[n];
+      const int64_t first = (token->at * call->block->heads + h) * d;
+      gated_norm(call, h, token->at, row(call, call->activations, ACT_HEAD, token->at, h),
+                 (REAL*)call->pre + first);
+      gated_norm_backward(call, h, token->at, (const REAL*)g->dpre + first,
+                          row(call, g->dactivations, ACT_GATE, token->at, h), dnorm,
+                          memory.doutput);
       for (int64_t j = 0; j < d; ++j) {
-        if (g->dhead_output != NULL) memory.doutput[j] += ((const REAL*)g->dhead_output)[row + j];
+        if (g->dhead_output != NULL) memory.doutput[j] += ((const REAL*)g->dhead_output)[first + j];
         memory.doutput[j] *= scale;
       }
-      NAME(retreat)
-      (d, token, memory.states + n * d * d, memory.states + (n + 1) * d * d, memory.doutput,
-       memory.dstate, &of_token);
-      NAME(read_token_backward)(task, h, token, &of_token, dnorm + d);
+      retreat(d, token, memory.states + n * d * d, memory.states + (n + 1) * d * d, memory.doutput,
+              memory.dstate, &of_token);
+      read_token_backward(task, h, token, &of_token, dnorm + d);
     }
   }
   if (g->dstate_in != NULL) memcpy((REAL*)g->dstate_in + head * d * d, memory.dstate, state_bytes);
 }
 
-static void GRAFT_CALL NAME(backward_slots)(void* arg, int64_t begin, int64_t end, int32_t worker) {
-  const NAME(backward_task)* const task = arg;
+static void GRAFT_CALL backward_slots(void* arg, int64_t begin, int64_t end, int32_t worker) {
+  const backward_task* const task = arg;
   const kda_call* const call = task->call;
   const int64_t heads = call->block->heads, count = call->batch * heads;
   (void)worker;
   for (int64_t slot = begin; slot < end; ++slot) {
-    REAL* const scratch = (REAL*)call->head_scratch + slot * backward_head_size(call->block);
+    REAL* const scratch = (REAL*)call->head_scratch + slot * kda_backward_head_size(call->block);
     for (int64_t i = slot * count / call->slots; i < (slot + 1) * count / call->slots; ++i)
-      NAME(head_backward)(task, i / heads, i % heads, scratch);
+      head_backward(task, i / heads, i % heads, scratch);
   }
 }
 
 /* ---------------------------------------------------------------- the block, backward */
 
 /* The gradients of one projection, from that of its result; it adds to that of its input. */
-static graft_status NAME(project_backward)(const kda_call* call, const kda_gradients* g,
-                                           int64_t depth, const REAL* in, int64_t width, int weight,
-                                           int bias, const REAL* dout, bool add, REAL* din,
-                                           graft_error* error) {
+static graft_status project_backward(const kda_call* call, const kda_gradients* g, int64_t depth,
+                                     const REAL* in, int64_t width, int weight, int bias,
+                                     const REAL* dout, bool add, REAL* din, graft_error* error) {
   const int64_t n = call->batch * call->tokens;
   graft_status status = GRAFT_OK;
   if (g->dparams[weight] != NULL)
-    status = NAME(multiply)(call, true, false, width, depth, n, dout, in, g->accumulate,
-                            g->dparams[weight], error);
+    status = multiply(call, true, false, width, depth, n, dout, in, g->accumulate,
+                      g->dparams[weight], error);
   if (bias != NONE && g->dparams[bias] != NULL)
-    NAME(sum_rows)(n, width, dout, width, g->accumulate, g->dparams[bias]);
+    sum_rows(n, width, dout, width, g->accumulate, g->dparams[bias]);
   if (status == GRAFT_OK && din != NULL)
-    status = NAME(multiply)(call, false, false, n, depth, width, dout, call->params[weight], add,
-                            din, error);
+    status =
+        multiply(call, false, false, n, depth, width, dout, call->params[weight], add, din, error);
   return status;
 }
 
 /* Norm weight and A_log, from each head's part. */
-static void NAME(sum_partials)(const kda_call* call, const kda_gradients* g) {
+static void sum_partials(const kda_call* call, const kda_gradients* g) {
   const int64_t heads = call->block->heads, d = call->block->dim;
   const REAL* const partial = g->partial;
   if (g->dparams[PARAM_NORM] != NULL)
-    NAME(sum_rows)(call->batch * heads, d, partial, d + 1, g->accumulate, g->dparams[PARAM_NORM]);
+    sum_rows(call->batch * heads, d, partial, d + 1, g->accumulate, g->dparams[PARAM_NORM]);
   REAL* const da_log = g->dparams[PARAM_A_LOG];
   for (int64_t h = 0; h < heads && da_log != NULL; ++h) {
     REAL sum = 0;
@@ -597,30 +625,29 @@ static void NAME(sum_partials)(const kda_call* call, const kda_gradients* g) {
 graft_status NAME(kda_backward)(const kda_call* call, const kda_gradients* g, graft_error* error) {
   const kda_block* const block = call->block;
   const int64_t n = call->batch * call->tokens, width = block->heads * block->dim;
-  const REAL* const x = NAME(without_pads)(call, call->x, block->model, call->x0);
-  const REAL* const dy = NAME(without_pads)(call, g->dy, block->model, g->dy0);
-  find_positions(call);
-  NAME(rotations)(call);
+  const REAL* const x = without_pads(call, call->x, block->model, call->x0);
+  const REAL* const dy = without_pads(call, g->dy, block->model, g->dy0);
+  kda_find_positions(call);
+  rotations(call);
   if (g->dpre_output != NULL && n > 0)
     memcpy(g->dpre, g->dpre_output, (size_t)(n * width) * sizeof(REAL));
-  graft_status status =
-      NAME(multiply)(call, false, false, n, width, block->model, dy, call->params[PARAM_O],
-                     g->dpre_output != NULL, g->dpre, error);
+  graft_status status = multiply(call, false, false, n, width, block->model, dy,
+                                 call->params[PARAM_O], g->dpre_output != NULL, g->dpre, error);
   if (status != GRAFT_OK) return status;
-  NAME(backward_task) task = {call, g};
-  NAME(for_each)(call, call->slots, &task, NAME(backward_slots));
-  NAME(sum_partials)(call, g);
-  status = NAME(project_backward)(call, g, width, call->pre, block->model, PARAM_O, PARAM_O_BIAS,
-                                  dy, false, NULL, error);
+  backward_task task = {call, g};
+  for_each(call, call->slots, &task, backward_slots);
+  sum_partials(call, g);
+  status = project_backward(call, g, width, call->pre, block->model, PARAM_O, PARAM_O_BIAS, dy,
+                            false, NULL, error);
   if (g->dx != NULL && n > 0) memset(g->dx, 0, (size_t)(n * block->model) * sizeof(REAL));
   for (int i = N_PROJECTIONS; i-- > 0 && status == GRAFT_OK;) {
     const projection* const p = &projections[i];
     if (kda_width(block, p->out) == 0) continue;
     const int low = low_of(block, p);
-    status = NAME(project_backward)(
-        call, g, low == NONE ? block->model : kda_width(block, low),
-        low == NONE ? x : call->activations[low], kda_width(block, p->out), p->weight, p->bias,
-        g->dactivations[p->out], low == NONE, low == NONE ? g->dx : g->dactivations[low], error);
+    status = project_backward(call, g, low == NONE ? block->model : kda_width(block, low),
+                              low == NONE ? x : call->activations[low], kda_width(block, p->out),
+                              p->weight, p->bias, g->dactivations[p->out], low == NONE,
+                              low == NONE ? g->dx : g->dactivations[low], error);
   }
   return status;
 }

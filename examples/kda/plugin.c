@@ -24,6 +24,13 @@ static graft_status fail(graft_error* error, graft_status code, const char* wher
   return code;
 }
 
+/* Returns from the function with a status other than OK. */
+#define TRY(call)                                  \
+  do {                                             \
+    const graft_status try_status = (call);        \
+    if (try_status != GRAFT_OK) return try_status; \
+  } while (0)
+
 /* ---------------------------------------------------------------- options */
 
 enum {
@@ -43,43 +50,40 @@ enum {
 
 static const char* const follow[] = {"auto", "on", "off", NULL};
 
-#define OPTION(k, text, kind, member, value)                      \
-  .struct_size = sizeof(graft_option), .key = (k), .doc = (text), \
+#define OPTION(k, text, option_flags, kind, member, value)                                 \
+  .struct_size = sizeof(graft_option), .flags = (option_flags), .key = (k), .doc = (text), \
   .def = {.type = (kind), .count = 1, .u = {.member = (value)}}
-#define BOUND(kind, member, value)                        \
-  {                                                       \
-    .type = (kind), .count = 1, .u = {.member = (value) } \
-  }
+#define RANGE(kind, member, low, high)                         \
+  .min = {.type = (kind), .count = 1, .u = {.member = (low)}}, \
+  .max = {.type = (kind), .count = 1, .u = {.member = (high)}}
 static const graft_option schema[N_OPTIONS] = {
-    [OPT_SILU_Q] = {OPTION("silu_q", "silu on the queries", GRAFT_BOOL, i, 1)},
-    [OPT_SILU_K] = {OPTION("silu_k", "silu on the keys", GRAFT_BOOL, i, 1)},
-    [OPT_SILU_V] = {OPTION("silu_v", "silu on the values", GRAFT_BOOL, i, 1)},
-    [OPT_ROPE] = {OPTION("rope", "keep the teacher's RoPE on queries and keys", GRAFT_BOOL, i, 0)},
+    [OPT_SILU_Q] = {OPTION("silu_q", "silu on the queries", 0, GRAFT_BOOL, i, 1)},
+    [OPT_SILU_K] = {OPTION("silu_k", "silu on the keys", 0, GRAFT_BOOL, i, 1)},
+    [OPT_SILU_V] = {OPTION("silu_v", "silu on the values", 0, GRAFT_BOOL, i, 1)},
+    [OPT_ROPE] = {OPTION("rope", "keep the teacher's RoPE on queries and keys", 0, GRAFT_BOOL, i,
+                         0)},
     [OPT_QKV_BIAS] = {OPTION("qkv_bias",
                              "bias of the q, k, v projections; auto: where the teacher has it",
-                             GRAFT_STRING, s, "auto"),
-                      .flags = GRAFT_OPT_SHAPES, .one_of = follow},
+                             GRAFT_OPT_SHAPES, GRAFT_STRING, s, "auto"),
+                      .one_of = follow},
     [OPT_O_BIAS] = {OPTION("o_bias",
                            "bias of the output projection; auto: where the teacher has it",
-                           GRAFT_STRING, s, "auto"),
-                    .flags = GRAFT_OPT_SHAPES, .one_of = follow},
-    [OPT_WRITE_GATE_BIAS] = {OPTION("write_gate_bias", "bias of the write gate", GRAFT_BOOL, i, 0),
-                             .flags = GRAFT_OPT_SHAPES},
-    [OPT_OUTPUT_GATE_BIAS] = {OPTION("output_gate_bias", "bias of the output gate", GRAFT_BOOL, i,
-                                     1),
-                              .flags = GRAFT_OPT_SHAPES},
+                           GRAFT_OPT_SHAPES, GRAFT_STRING, s, "auto"),
+                    .one_of = follow},
+    [OPT_WRITE_GATE_BIAS] = {OPTION("write_gate_bias", "bias of the write gate", GRAFT_OPT_SHAPES,
+                                    GRAFT_BOOL, i, 0)},
+    [OPT_OUTPUT_GATE_BIAS] = {OPTION("output_gate_bias", "bias of the output gate",
+                                     GRAFT_OPT_SHAPES, GRAFT_BOOL, i, 1)},
     [OPT_DECAY_RANK] = {OPTION("decay_rank",
                                "rank of the decay gate; -1: the width of a head, 0: full",
-                               GRAFT_INT, i, -1),
-                        .flags = GRAFT_OPT_SHAPES, .min = BOUND(GRAFT_INT, i, -1),
-                        .max = BOUND(GRAFT_INT, i, 65536)},
+                               GRAFT_OPT_SHAPES, GRAFT_INT, i, -1),
+                        RANGE(GRAFT_INT, i, -1, 65536)},
     [OPT_OUTPUT_GATE_RANK] = {OPTION("output_gate_rank",
                                      "rank of the output gate; -1: the width of a head, 0: full",
-                                     GRAFT_INT, i, -1),
-                              .flags = GRAFT_OPT_SHAPES, .min = BOUND(GRAFT_INT, i, -1),
-                              .max = BOUND(GRAFT_INT, i, 65536)},
-    [OPT_NORM_EPS] = {OPTION("norm_eps", "eps of the output norm", GRAFT_FLOAT, f, 1e-5),
-                      .min = BOUND(GRAFT_FLOAT, f, 0), .max = BOUND(GRAFT_FLOAT, f, 1)},
+                                     GRAFT_OPT_SHAPES, GRAFT_INT, i, -1),
+                              RANGE(GRAFT_INT, i, -1, 65536)},
+    [OPT_NORM_EPS] = {OPTION("norm_eps", "eps of the output norm", 0, GRAFT_FLOAT, f, 1e-5),
+                      RANGE(GRAFT_FLOAT, f, 0, 1)},
 };
 static const graft_option* const options[N_OPTIONS] = {
     &schema[0], &schema[1], &schema[2], &schema[3], &schema[4], &schema[5],
@@ -117,8 +121,7 @@ static graft_status read_config(const graft_config* config, graft_value out[N_OP
     for (uint32_t i = 0; i < config->count; ++i) {
       if (strcmp(config->keys[i], schema[o].key) == 0) found = &config->values[i];
     }
-    const graft_status status = check_value(&schema[o], found, error);
-    if (status != GRAFT_OK) return status;
+    TRY(check_value(&schema[o], found, error));
     out[o] = *found;
   }
   return GRAFT_OK;
@@ -169,121 +172,104 @@ static void destroy(graft_mixer* mixer) {
 
 /* ---------------------------------------------------------------- parameters */
 
-/* Of projections and fresh biases. */
-static const double projection_deviation = 0.02;
-
+/* A matrix [rows,columns], or a vector where columns is 0. `head_dim` 0: not by head. */
 static graft_param_spec* add_param(kda* self, int param, const char* name, const char* role,
-                                   const char* axes, const char* domain, const char* doc) {
+                                   const char* axes, const char* domain, const char* doc,
+                                   int64_t rows, int64_t columns, int64_t head_dim) {
+  const bool matrix = columns > 0;
   graft_param_spec* const spec = &self->specs[self->n_params];
   self->spec_pointers[self->n_params] = spec;
   self->param[self->n_params++] = param;
-  spec->struct_size = sizeof *spec;
-  spec->flags = GRAFT_P_TRAINABLE;
-  spec->name = name;
-  spec->role = role;
-  spec->axes = axes;
-  spec->domain = domain;
-  spec->doc = doc;
-  spec->init = GRAFT_INIT_ZEROS;
+  *spec =
+      (graft_param_spec){.struct_size = sizeof *spec,
+                         .flags = GRAFT_P_TRAINABLE | (matrix ? 0u : (uint32_t)GRAFT_P_NO_DECAY),
+                         .name = name,
+                         .role = role,
+                         .axes = axes,
+                         .domain = domain,
+                         .doc = doc,
+                         .shape = {rows, columns},
+                         .ndim = matrix ? 2 : 1,
+                         .heads = head_dim == 0 ? 0 : (int32_t)self->block.heads,
+                         .head_dim = (int32_t)head_dim,
+                         .init = matrix ? GRAFT_INIT_NORMAL : GRAFT_INIT_ZEROS,
+                         .init_b = matrix ? 0.02 : 0};
   return spec;
 }
 
-static void add_matrix(kda* self, int param, const char* name, const char* role, const char* axes,
-                       const char* domain, const char* doc, int64_t rows, int64_t columns,
-                       int64_t head_dim) {
-  graft_param_spec* const spec = add_param(self, param, name, role, axes, domain, doc);
-  spec->ndim = 2;
-  spec->shape[0] = rows;
-  spec->shape[1] = columns;
-  spec->heads = head_dim == 0 ? 0 : (int32_t)self->block.heads;
-  spec->head_dim = (int32_t)head_dim;
-  spec->init = GRAFT_INIT_NORMAL;
-  spec->init_b = projection_deviation;
-}
-
-static graft_param_spec* add_vector(kda* self, int param, const char* name, const char* role,
-                                    const char* axes, const char* domain, const char* doc,
-                                    int64_t size, int64_t head_dim) {
-  graft_param_spec* const spec = add_param(self, param, name, role, axes, domain, doc);
-  spec->flags |= GRAFT_P_NO_DECAY;
-  spec->ndim = 1;
-  spec->shape[0] = size;
-  spec->heads = head_dim == 0 ? 0 : (int32_t)self->block.heads;
-  spec->head_dim = (int32_t)head_dim;
-  return spec;
+static void add_streams(kda* self, bool bias) {
+  static const struct stream {
+    int param, bias_param;
+    const char *weight, *bias, *role, *bias_role, *axes, *bias_axes, *doc;
+  } streams[] = {
+      {PARAM_Q, PARAM_Q_BIAS, "q_proj.weight", "q_proj.bias", GRAFT_ROLE_QUERY,
+       GRAFT_ROLE_QUERY_BIAS, "heads*key,model", "heads*key", "queries"},
+      {PARAM_K, PARAM_K_BIAS, "k_proj.weight", "k_proj.bias", GRAFT_ROLE_KEY, GRAFT_ROLE_KEY_BIAS,
+       "heads*key,model", "heads*key", "keys"},
+      {PARAM_V, PARAM_V_BIAS, "v_proj.weight", "v_proj.bias", GRAFT_ROLE_VALUE,
+       GRAFT_ROLE_VALUE_BIAS, "heads*value,model", "heads*value", "values"},
+  };
+  const int64_t d = self->block.dim, width = self->block.heads * d;
+  for (const struct stream* s = streams; s < streams + 3; ++s) {
+    add_param(self, s->param, s->weight, s->role, s->axes, "", s->doc, width, self->block.model, d);
+    if (bias)
+      add_param(self, s->bias_param, s->bias, s->bias_role, s->bias_axes, "", s->doc, width, 0, d);
+  }
 }
 
 /* x with log(1 + exp(x)) = y. */
 static double softplus_inverse(double y) { return y + log(-expm1(-y)); }
 
-static void add_streams(kda* self, bool bias) {
-  const kda_block* const b = &self->block;
-  const int64_t width = b->heads * b->dim, d = b->dim;
-  add_matrix(self, PARAM_Q, "q_proj.weight", GRAFT_ROLE_QUERY, "heads*key,model", "", "queries",
-             width, b->model, d);
-  if (bias)
-    add_vector(self, PARAM_Q_BIAS, "q_proj.bias", GRAFT_ROLE_QUERY_BIAS, "heads*key", "",
-               "queries, bias", width, d);
-  add_matrix(self, PARAM_K, "k_proj.weight", GRAFT_ROLE_KEY, "heads*key,model", "", "keys", width,
-             b->model, d);
-  if (bias)
-    add_vector(self, PARAM_K_BIAS, "k_proj.bias", GRAFT_ROLE_KEY_BIAS, "heads*key", "",
-               "keys, bias", width, d);
-  add_matrix(self, PARAM_V, "v_proj.weight", GRAFT_ROLE_VALUE, "heads*value,model", "", "values",
-             width, b->model, d);
-  if (bias)
-    add_vector(self, PARAM_V_BIAS, "v_proj.bias", GRAFT_ROLE_VALUE_BIAS, "heads*value", "",
-               "values, bias", width, d);
-}
-
+/* fla numbers the two factors of a low-rank gate; a full-rank one is one matrix. */
 static void add_gates(kda* self, bool write_bias) {
   const kda_block* const b = &self->block;
-  const int64_t width = b->heads * b->dim, d = b->dim, rank = b->decay_rank;
+  const int64_t d = b->dim, width = b->heads * d, rank = b->decay_rank;
   if (rank > 0)
-    add_matrix(self, PARAM_DECAY_IN, "f_proj.0.weight", "org.example.kda.role.decay-gate-in",
-               "decay_rank,model", "", "decay gate, first factor", rank, b->model, 0);
-  add_matrix(self, PARAM_DECAY, rank > 0 ? "f_proj.1.weight" : "f_proj.weight",
-             GRAFT_ROLE_DECAY_GATE, rank > 0 ? "heads*key,decay_rank" : "heads*key,model",
-             "softplus-inv", "decay gate of each channel, before softplus", width,
-             rank > 0 ? rank : b->model, d);
-  graft_param_spec* spec = add_vector(self, PARAM_DT_BIAS, "dt_bias", GRAFT_ROLE_DECAY_BIAS,
-                                      "heads*key", "softplus-inv", "decay gate, bias", width, d);
+    add_param(self, PARAM_DECAY_IN, "f_proj.0.weight", "org.example.kda.role.decay-gate-in",
+              "decay_rank,model", "", "decay gate, first factor", rank, b->model, 0);
+  add_param(self, PARAM_DECAY, rank > 0 ? "f_proj.1.weight" : "f_proj.weight",
+            GRAFT_ROLE_DECAY_GATE, rank > 0 ? "heads*key,decay_rank" : "heads*key,model",
+            "softplus-inv", "decay gate of each channel, before softplus", width,
+            rank > 0 ? rank : b->model, d);
+  graft_param_spec* spec = add_param(self, PARAM_DT_BIAS, "dt_bias", GRAFT_ROLE_DECAY_BIAS,
+                                     "heads*key", "softplus-inv", "decay gate, bias", width, 0, d);
   spec->flags |= GRAFT_P_FP32;
   spec->init = GRAFT_INIT_UNIFORM; /* softplus of it: 0.001 to 0.1 */
   spec->init_a = softplus_inverse(0.001);
   spec->init_b = softplus_inverse(0.1);
-  spec = add_vector(self, PARAM_A_LOG, "A_log", GRAFT_ROLE_DECAY_SCALE, "heads", "log",
-                    "log of the factor of the decay gate", b->heads, 1);
+  spec = add_param(self, PARAM_A_LOG, "A_log", GRAFT_ROLE_DECAY_SCALE, "heads", "log",
+                   "log of the factor of the decay gate", b->heads, 0, 1);
   spec->flags |= GRAFT_P_FP32;
   spec->init = GRAFT_INIT_UNIFORM;
   spec->init_b = log(16);
-  add_matrix(self, PARAM_WRITE, "b_proj.weight", GRAFT_ROLE_WRITE_GATE, "heads,model", "logit",
-             "write gate, before sigmoid", b->heads, b->model, 1);
+  add_param(self, PARAM_WRITE, "b_proj.weight", GRAFT_ROLE_WRITE_GATE, "heads,model", "logit",
+            "write gate, before sigmoid", b->heads, b->model, 1);
   if (write_bias)
-    add_vector(self, PARAM_WRITE_BIAS, "b_proj.bias", GRAFT_ROLE_WRITE_GATE_BIAS, "heads", "logit",
-               "write gate, bias", b->heads, 1);
+    add_param(self, PARAM_WRITE_BIAS, "b_proj.bias", GRAFT_ROLE_WRITE_GATE_BIAS, "heads", "logit",
+              "write gate, bias", b->heads, 0, 1);
 }
 
 static void add_output(kda* self, bool gate_bias, bool o_bias) {
   const kda_block* const b = &self->block;
-  const int64_t width = b->heads * b->dim, d = b->dim, rank = b->gate_rank;
+  const int64_t d = b->dim, width = b->heads * d, rank = b->gate_rank;
   if (rank > 0)
-    add_matrix(self, PARAM_GATE_IN, "g_proj.0.weight", "org.example.kda.role.output-gate-in",
-               "gate_rank,model", "", "output gate, first factor", rank, b->model, 0);
-  add_matrix(self, PARAM_GATE, rank > 0 ? "g_proj.1.weight" : "g_proj.weight",
-             GRAFT_ROLE_OUTPUT_GATE, rank > 0 ? "heads*value,gate_rank" : "heads*value,model",
-             "logit", "output gate, before sigmoid", width, rank > 0 ? rank : b->model, d);
+    add_param(self, PARAM_GATE_IN, "g_proj.0.weight", "org.example.kda.role.output-gate-in",
+              "gate_rank,model", "", "output gate, first factor", rank, b->model, 0);
+  add_param(self, PARAM_GATE, rank > 0 ? "g_proj.1.weight" : "g_proj.weight",
+            GRAFT_ROLE_OUTPUT_GATE, rank > 0 ? "heads*value,gate_rank" : "heads*value,model",
+            "logit", "output gate, before sigmoid", width, rank > 0 ? rank : b->model, d);
   if (gate_bias)
-    add_vector(self, PARAM_GATE_BIAS, rank > 0 ? "g_proj.1.bias" : "g_proj.bias",
-               GRAFT_ROLE_OUTPUT_GATE_BIAS, "heads*value", "logit", "output gate, bias", width, d);
-  add_vector(self, PARAM_NORM, "o_norm.weight", GRAFT_ROLE_NORM, "value", "",
-             "RMSNorm of a head's output", d, 0)
+    add_param(self, PARAM_GATE_BIAS, rank > 0 ? "g_proj.1.bias" : "g_proj.bias",
+              GRAFT_ROLE_OUTPUT_GATE_BIAS, "heads*value", "logit", "output gate, bias", width, 0,
+              d);
+  add_param(self, PARAM_NORM, "o_norm.weight", GRAFT_ROLE_NORM, "value", "",
+            "RMSNorm of a head's output", d, 0, 0)
       ->init = GRAFT_INIT_ONES;
-  add_matrix(self, PARAM_O, "o_proj.weight", GRAFT_ROLE_OUTPUT, "model,heads*value", "",
-             "output projection", b->model, width, d);
+  add_param(self, PARAM_O, "o_proj.weight", GRAFT_ROLE_OUTPUT, "model,heads*value", "",
+            "output projection", b->model, width, d);
   if (o_bias)
-    add_vector(self, PARAM_O_BIAS, "o_proj.bias", GRAFT_ROLE_OUTPUT_BIAS, "model", "",
-               "output projection, bias", b->model, 0);
+    add_param(self, PARAM_O_BIAS, "o_proj.bias", GRAFT_ROLE_OUTPUT_BIAS, "model", "",
+              "output projection, bias", b->model, 0, 0);
 }
 
 static graft_status param_specs(graft_mixer* mixer, const graft_param_spec* const** specs,
@@ -397,78 +383,69 @@ static graft_status plan(graft_mixer* mixer, const graft_plan_in* in, graft_plan
 
 static graft_status check_tensor(const DLTensor* tensor, const char* name, DLDataType dtype,
                                  int32_t ndim, const int64_t* shape, graft_error* error) {
+  const graft_status wrong = GRAFT_INVALID_ARGUMENT;
   char where[128];
   int64_t count = 1;
   snprintf(where, sizeof where, "tensor:%s", name);
-  if (tensor == NULL) return fail(error, GRAFT_INVALID_ARGUMENT, where, "it is missing (NULL)");
+  if (tensor == NULL) return fail(error, wrong, where, "it is missing (NULL)");
   if (tensor->device.device_type != kDLCPU)
-    return fail(error, GRAFT_INVALID_ARGUMENT, where,
-                "expected a tensor on the CPU, got device type %d", tensor->device.device_type);
+    return fail(error, wrong, where, "expected a tensor on the CPU, got device type %d",
+                tensor->device.device_type);
   if (tensor->dtype.code != dtype.code || tensor->dtype.bits != dtype.bits ||
       tensor->dtype.lanes != 1)
-    return fail(error, GRAFT_INVALID_ARGUMENT, where,
-                "expected type code %d of %d bits, got %d of %d", dtype.code, dtype.bits,
-                tensor->dtype.code, tensor->dtype.bits);
+    return fail(error, wrong, where, "expected type code %d of %d bits, got %d of %d", dtype.code,
+                dtype.bits, tensor->dtype.code, tensor->dtype.bits);
   if (tensor->ndim != ndim)
-    return fail(error, GRAFT_INVALID_ARGUMENT, where, "expected %d axes, got %d", ndim,
-                tensor->ndim);
-  for (int32_t i = ndim; i-- > 0;) {
+    return fail(error, wrong, where, "expected %d axes, got %d", ndim, tensor->ndim);
+  for (int32_t i = ndim; i-- > 0; count *= shape[i]) {
     if (tensor->shape[i] != shape[i])
-      return fail(error, GRAFT_INVALID_ARGUMENT, where, "expected %lld at axis %d, got %lld",
-                  (long long)shape[i], i, (long long)tensor->shape[i]);
-    if (tensor->strides != NULL && shape[i] > 1 && tensor->strides[i] != count)
-      return fail(error, GRAFT_INVALID_ARGUMENT, where,
-                  "expected row-major strides without gaps, got %lld in place of %lld at axis %d",
-                  (long long)tensor->strides[i], (long long)count, i);
-    count *= shape[i];
+      return fail(error, wrong, where, "expected %lld at axis %d, got %lld", (long long)shape[i], i,
+                  (long long)tensor->shape[i]);
+    if (shape[i] > 1 && tensor->strides[i] != count)
+      return fail(error, wrong, where, "expected row-major strides without gaps");
   }
-  if (count > 0 && tensor->data == NULL)
-    return fail(error, GRAFT_INVALID_ARGUMENT, where, "it has no data (NULL)");
+  if (count > 0 && tensor->data == NULL) return fail(error, wrong, where, "it has no data (NULL)");
   return GRAFT_OK;
 }
 
-/* data[kind] of each tensor that is there, checked. With `all`, none may be missing. */
+/* data[kind] of each tensor that is there, checked. With `all`, none of a list that is there may be
+ * missing. */
 static graft_status read_list(const tensor_list* list, const char* what,
                               const DLTensor* const* given, bool all, void** data,
                               graft_error* error) {
   for (uint32_t i = 0; i < list->n && given != NULL; ++i) {
     const graft_tensor_spec* const spec = &list->specs[i];
     char name[96];
-    snprintf(name, sizeof name, "%s.%s", what, spec->name);
     if (given[i] == NULL && !all) continue;
-    const graft_status status =
-        check_tensor(given[i], name, spec->dtype, spec->ndim, spec->shape, error);
-    if (status != GRAFT_OK) return status;
+    snprintf(name, sizeof name, "%s.%s", what, spec->name);
+    TRY(check_tensor(given[i], name, spec->dtype, spec->ndim, spec->shape, error));
     data[list->kind[i]] = given[i]->data;
+  }
+  return GRAFT_OK;
+}
+
+static graft_status read_params(const kda* self, const char* what, DLDataType dtype,
+                                const DLTensor* const* given, bool all, void** data,
+                                graft_error* error) {
+  for (uint32_t i = 0; i < self->n_params; ++i) {
+    const graft_param_spec* const spec = &self->specs[i];
+    char name[96];
+    if (given[i] == NULL && !all) continue;
+    snprintf(name, sizeof name, "%s%s", what, spec->name);
+    TRY(check_tensor(given[i], name, dtype, spec->ndim, spec->shape, error));
+    data[self->param[i]] = given[i]->data;
   }
   return GRAFT_OK;
 }
 
 static graft_status check_count(const char* what, uint32_t expected, uint32_t got,
                                 graft_error* error) {
-  if (expected == got) return GRAFT_OK;
-  return fail(error, GRAFT_INVALID_ARGUMENT, what, "expected %u, got %u", expected, got);
+  return expected == got
+             ? GRAFT_OK
+             : fail(error, GRAFT_INVALID_ARGUMENT, what, "expected %u, got %u", expected, got);
 }
 
-/* One pointer per parameter of the instance; const or not, as its reader wants. */
-static graft_status read_params(const kda* self, const char* what, DLDataType dtype,
-                                const DLTensor* const* given, bool all, void** data,
-                                graft_error* error) {
-  if (given == NULL && all)
-    return fail(error, GRAFT_INVALID_ARGUMENT, "params", "the list is missing (NULL)");
-  for (uint32_t i = 0; i < self->n_params && given != NULL; ++i) {
-    const graft_param_spec* const spec = &self->specs[i];
-    char name[96];
-    snprintf(name, sizeof name, "%s%s", what, spec->name);
-    if (given[i] == NULL && !all) continue;
-    const graft_status status = check_tensor(given[i], name, dtype, spec->ndim, spec->shape, error);
-    if (status != GRAFT_OK) return status;
-    data[self->param[i]] = given[i]->data;
-  }
-  return GRAFT_OK;
-}
-
-/* Inputs that forward and backward share. */
+/* What forward and backward read. */
 static graft_status read_inputs(const kda* self, const graft_exec* exec,
                                 const graft_mixer_forward* args, bool training, tensors* sizes,
                                 kda_call* call, graft_error* error) {
@@ -476,37 +453,34 @@ static graft_status read_inputs(const kda* self, const graft_exec* exec,
   const DLTensor* const x = args->x;
   void *params[N_PARAMS] = {0}, *states[N_STATES] = {0}, *saved[N_SAVED] = {0};
   if (exec->device_type != kDLCPU)
-    return fail(error, GRAFT_INVALID_ARGUMENT, "exec.device_type", "expected the CPU (%d), got %d",
-                kDLCPU, exec->device_type);
+    return fail(error, GRAFT_INVALID_ARGUMENT, "exec.device_type", "expected the CPU, got %d",
+                exec->device_type);
   if (x == NULL || x->ndim != 3 || !is_float(x->dtype))
     return fail(error, GRAFT_INVALID_ARGUMENT, "tensor:x",
                 "expected [B,T,%lld] of float32 or float64", (long long)self->block.model);
   const int64_t shape[] = {x->shape[0], x->shape[1], self->block.model};
   *call = empty_call(self, shape[0], shape[1]);
   list_tensors(&self->block, shape[0], shape[1], x->dtype, training, sizes);
-  graft_status status = check_tensor(x, "x", x->dtype, 3, shape, error);
-  if (status == GRAFT_OK) status = check_count("n_params", self->n_params, args->n_params, error);
-  if (status == GRAFT_OK)
-    status = read_params(self, "", x->dtype, args->params, true, params, error);
-  if (status == GRAFT_OK && args->positions != NULL)
-    status = check_tensor(args->positions, "positions", i64, 2, shape, error);
-  if (status == GRAFT_OK && args->pad_mask != NULL)
-    status = check_tensor(args->pad_mask, "pad_mask", u8, 2, shape, error);
-  if (status == GRAFT_OK && args->seq_offsets != NULL)
-    status =
-        fail(error, GRAFT_UNIMPLEMENTED, "tensor:seq_offsets", "packed sequences are not offered");
-  if (status == GRAFT_OK && (args->state_in != NULL || args->state_out != NULL))
-    status = check_count("n_state", sizes->state.n, args->n_state, error);
-  if (status == GRAFT_OK)
-    status = read_list(&sizes->state, "state_in", args->state_in, true, states, error);
-  if (status == GRAFT_OK && training && args->saved == NULL)
-    status = fail(error, GRAFT_INVALID_ARGUMENT, "saved", "a call for training has none (NULL)");
-  if (status == GRAFT_OK && training)
-    status = check_count("n_saved", sizes->saved.n, args->n_saved, error);
-  if (status == GRAFT_OK && training)
-    status =
-        read_list(&sizes->saved, "saved", (const DLTensor* const*)args->saved, true, saved, error);
-  if (status != GRAFT_OK) return status;
+  TRY(check_tensor(x, "x", x->dtype, 3, shape, error));
+  TRY(check_count("n_params", self->n_params, args->n_params, error));
+  if (args->params == NULL)
+    return fail(error, GRAFT_INVALID_ARGUMENT, "params", "the list is missing (NULL)");
+  TRY(read_params(self, "", x->dtype, args->params, true, params, error));
+  if (args->positions != NULL)
+    TRY(check_tensor(args->positions, "positions", i64, 2, shape, error));
+  if (args->pad_mask != NULL) TRY(check_tensor(args->pad_mask, "pad_mask", u8, 2, shape, error));
+  if (args->seq_offsets != NULL)
+    return fail(error, GRAFT_UNIMPLEMENTED, "tensor:seq_offsets",
+                "packed sequences are not offered");
+  if (args->state_in != NULL || args->state_out != NULL)
+    TRY(check_count("n_state", sizes->state.n, args->n_state, error));
+  TRY(read_list(&sizes->state, "state_in", args->state_in, true, states, error));
+  if (training) {
+    if (args->saved == NULL)
+      return fail(error, GRAFT_INVALID_ARGUMENT, "saved", "a call for training has none (NULL)");
+    TRY(check_count("n_saved", sizes->saved.n, args->n_saved, error));
+    TRY(read_list(&sizes->saved, "saved", (const DLTensor* const*)args->saved, true, saved, error));
+  }
   call->x = x->data;
   call->positions = args->positions == NULL ? NULL : args->positions->data;
   call->real = args->pad_mask == NULL ? NULL : args->pad_mask->data;
@@ -519,7 +493,7 @@ static graft_status read_inputs(const kda* self, const graft_exec* exec,
 }
 
 static graft_status check_workspace(const graft_exec* exec, uint64_t needed, graft_error* error) {
-  if (exec->workspace_bytes >= needed && (exec->workspace != NULL || needed == 0)) return GRAFT_OK;
+  if (needed == 0 || (exec->workspace != NULL && exec->workspace_bytes >= needed)) return GRAFT_OK;
   return fail(error, GRAFT_INVALID_ARGUMENT, "exec.workspace",
               "expected the plan's %llu bytes, got %llu", (unsigned long long)needed,
               (unsigned long long)(exec->workspace == NULL ? 0 : exec->workspace_bytes));
@@ -533,22 +507,15 @@ static graft_status run_forward(graft_mixer* mixer, const graft_exec* exec,
   tensors sizes;
   kda_call call;
   void *states[N_STATES] = {0}, *taps[N_TAPS] = {0};
-  graft_status status = read_inputs(self_of(mixer), exec, args, training, &sizes, &call, error);
-  if (status != GRAFT_OK) return status;
+  TRY(read_inputs(self_of(mixer), exec, args, training, &sizes, &call, error));
   const DLDataType dtype = args->x->dtype;
-  if (args->y != NULL || training)
-    status = check_tensor(args->y, "y", dtype, 3, args->x->shape, error);
-  if (status == GRAFT_OK)
-    status = read_list(&sizes.state, "state_out", (const DLTensor* const*)args->state_out, true,
-                       states, error);
-  if (status == GRAFT_OK && args->taps != NULL)
-    status = check_count("n_taps", sizes.taps.n, args->n_taps, error);
-  if (status == GRAFT_OK)
-    status = read_list(&sizes.taps, "tap", (const DLTensor* const*)args->taps, false, taps, error);
-  if (status == GRAFT_OK)
-    status = check_workspace(
-        exec, kda_lay_out_forward(&call, dtype.bits / 8u, training, exec->workspace), error);
-  if (status != GRAFT_OK) return status;
+  if (args->y != NULL || training) TRY(check_tensor(args->y, "y", dtype, 3, args->x->shape, error));
+  TRY(read_list(&sizes.state, "state_out", (const DLTensor* const*)args->state_out, true, states,
+                error));
+  if (args->taps != NULL) TRY(check_count("n_taps", sizes.taps.n, args->n_taps, error));
+  TRY(read_list(&sizes.taps, "tap", (const DLTensor* const*)args->taps, false, taps, error));
+  TRY(check_workspace(exec, kda_lay_out_forward(&call, dtype.bits / 8u, training, exec->workspace),
+                      error));
   call.y = args->y == NULL ? NULL : args->y->data;
   call.state_out = states[STATE_S];
   call.next_out = states[STATE_NEXT_POSITION];
@@ -580,25 +547,19 @@ static graft_status backward(graft_mixer* mixer, const graft_exec* exec,
   kda_gradients g = {0};
   void *dstate_out[N_STATES] = {0}, *dstate_in[N_STATES] = {0}, *dtaps[N_TAPS] = {0};
   if (args->fwd == NULL) return fail(error, GRAFT_INVALID_ARGUMENT, "fwd", "it is missing (NULL)");
-  graft_status status = read_inputs(self, exec, args->fwd, true, &sizes, &call, error);
-  if (status != GRAFT_OK) return status;
+  TRY(read_inputs(self, exec, args->fwd, true, &sizes, &call, error));
   const DLTensor* const x = args->fwd->x;
-  status = check_tensor(args->dy, "dy", x->dtype, 3, x->shape, error);
-  if (status == GRAFT_OK && args->dx != NULL)
-    status = check_tensor(args->dx, "dx", x->dtype, 3, x->shape, error);
-  if (status == GRAFT_OK)
-    status = read_params(self, "d ", x->dtype, (const DLTensor* const*)args->dparams, false,
-                         g.dparams, error);
-  if (status == GRAFT_OK)
-    status = read_list(&sizes.state, "dstate_out", args->dstate_out, false, dstate_out, error);
-  if (status == GRAFT_OK)
-    status = read_list(&sizes.state, "dstate_in", (const DLTensor* const*)args->dstate_in, false,
-                       dstate_in, error);
-  if (status == GRAFT_OK) status = read_list(&sizes.taps, "dtap", args->dtaps, false, dtaps, error);
-  if (status == GRAFT_OK)
-    status = check_workspace(
-        exec, kda_lay_out_backward(&call, &g, x->dtype.bits / 8u, exec->workspace), error);
-  if (status != GRAFT_OK) return status;
+  TRY(check_tensor(args->dy, "dy", x->dtype, 3, x->shape, error));
+  if (args->dx != NULL) TRY(check_tensor(args->dx, "dx", x->dtype, 3, x->shape, error));
+  if (args->dparams != NULL)
+    TRY(read_params(self, "d ", x->dtype, (const DLTensor* const*)args->dparams, false, g.dparams,
+                    error));
+  TRY(read_list(&sizes.state, "dstate_out", args->dstate_out, false, dstate_out, error));
+  TRY(read_list(&sizes.state, "dstate_in", (const DLTensor* const*)args->dstate_in, false,
+                dstate_in, error));
+  TRY(read_list(&sizes.taps, "dtap", args->dtaps, false, dtaps, error));
+  TRY(check_workspace(exec, kda_lay_out_backward(&call, &g, x->dtype.bits / 8u, exec->workspace),
+                      error));
   g.dy = args->dy->data;
   g.dx = args->dx == NULL ? NULL : args->dx->data;
   g.dstate_out = dstate_out[STATE_S];
@@ -776,8 +737,7 @@ static graft_status read_rope(kda* self, const graft_layer_info* layer, graft_er
 static graft_status set_up(kda* self, const graft_layer_info* layer, const graft_config* config,
                            graft_error* error) {
   graft_value value[N_OPTIONS];
-  graft_status status = read_config(config, value, error);
-  if (status != GRAFT_OK) return status;
+  TRY(read_config(config, value, error));
   if (layer->model_dim <= 0 || layer->n_heads <= 0 || layer->head_dim <= 0)
     return fail(error, GRAFT_INVALID_ARGUMENT, "layer",
                 "expected positive sizes, got model_dim %lld and %d heads of %d",
@@ -791,8 +751,7 @@ static graft_status set_up(kda* self, const graft_layer_info* layer, const graft
                             .silu_k = value[OPT_SILU_K].u.i != 0,
                             .silu_v = value[OPT_SILU_V].u.i != 0,
                             .norm_eps = value[OPT_NORM_EPS].u.f};
-  if (value[OPT_ROPE].u.i != 0) status = read_rope(self, layer, error);
-  if (status != GRAFT_OK) return status;
+  if (value[OPT_ROPE].u.i != 0) TRY(read_rope(self, layer, error));
   add_streams(self, follows(&value[OPT_QKV_BIAS], (layer->flags & GRAFT_LAYER_QKV_BIAS) != 0));
   add_gates(self, value[OPT_WRITE_GATE_BIAS].u.i != 0);
   add_output(self, value[OPT_OUTPUT_GATE_BIAS].u.i != 0,

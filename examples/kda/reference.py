@@ -3,7 +3,7 @@
 
     python3 reference.py > golden.h
 
-Nothing here comes from kernel.c. The gradients need no derivation either: f(x + ih) = f(x) + ih f'(x) to rounding for
+Nothing here comes from the plugin. The gradients need no derivation either: f(x + ih) = f(x) + ih f'(x) to rounding for
 an analytic f, so each is the imaginary part of a run with one input moved by 1e-30i.
 """
 import numpy as np
@@ -88,11 +88,12 @@ def main():
     for name, shape in SHAPES.items():
         inputs[name] = (1 if name == "o_norm.weight" else 0) + 0.5 * rng.normal(size=shape)
     inputs["dt_bias"] -= 2.0
+    inputs = {name: value.round(3) for name, value in inputs.items()}
     run = lambda values: kda(values["x"], values["S"], values)
     out = {name: value.real for name, value in run({n: v.astype(complex) for n, v in inputs.items()}).items()}
-    weights = {name: rng.normal(size=value.shape) for name, value in out.items()}  # of a loss: their scalar product
+    weights = {name: rng.normal(size=value.shape).round(3) for name, value in out.items()}  # of a loss: their scalar product
 
-    print("/* Written by reference.py. */")
+    print("/* Written by reference.py. */\n/* clang-format off */")
     print(f"enum {{ B = {B}, T = {T}, D = {D}, H = {H}, K = {K}, RANK = {RANK}, PAIRS = {PAIRS} }};")
     print(f"static const double inv_freq[] = {{{', '.join(map(repr, INV_FREQ.tolist()))}}};")
     print("static const unsigned char real_tokens[] = {" + ", ".join(str(int(r)) for r in REAL.ravel()) + "};")
