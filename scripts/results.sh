@@ -5,7 +5,7 @@
 #   scripts/results.sh distil       perplexity against distillation tokens, from each start
 #   scripts/results.sh hedgemamba   splits of one budget, the mixer's parts, the direct control
 #   scripts/results.sh layers       policies that choose which layers keep their attention
-#   scripts/results.sh experiments  other ways to convert: student-forced, corrected MLPs, cheaper decays, more text
+#   scripts/results.sh experiments  other ways to convert: student-forced, corrected MLPs, a cheaper decay
 #   scripts/results.sh best         the best hybrid and all-recurrent student of 60,000 tokens (the latter from the demo's)
 #
 # Runs land in runs/NAME. Figures are from persuasion; the other five novels are what is read.

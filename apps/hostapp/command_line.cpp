@@ -16,8 +16,8 @@ namespace {
 // Flags that are no keys of the configuration.
 const std::vector<std::string>& own_flags() {
   static const std::vector<std::string> flags = {
-      "--config", "--set",     "--print-config", "--help",         "--version",
-      "--quiet",  "--verbose", "--resume",       "--allow-change", "--student"};
+      "--config",  "--set",    "--print-config", "--help",    "--version",  "--quiet",
+      "--verbose", "--resume", "--allow-change", "--student", "--id-prefix"};
   return flags;
 }
 
@@ -58,7 +58,8 @@ const Key* key_of_flag(const std::string& name) {
 
 // Flags of our own that take a value.
 bool takes_value(const std::string& own_flag) {
-  return own_flag == "--config" || own_flag == "--set" || own_flag == "--student";
+  return own_flag == "--config" || own_flag == "--set" || own_flag == "--student" ||
+         own_flag == "--id-prefix";
 }
 
 // A flag without '=' takes the next word, which must be there and no flag itself.
@@ -180,7 +181,9 @@ class Parser {
             "  hostapp select-layers --policy NAME --keep K --teacher DIR --text FILE... --out "
             "FILE\n"
             "  hostapp compare TEACHER STUDENT... --text FILE... [--out FILE]\n"
-            "  hostapp plugins list | info NAME",
+            "  hostapp plugins list | info NAME\n"
+            "  hostapp plugins new KIND NAME DIR [--id-prefix org.example]\n"
+            "  hostapp plugins validate FILE [ARGS of graft-validate...]",
             "hostapp") {
     app_.set_help_flag();
     app_.fallthrough();
@@ -218,6 +221,11 @@ class Parser {
                   "train: resume although recipe, text, teacher or plugins changed");
     app_.add_option("--student", student_, "train: a student of the teacher's to go on from")
         ->type_name("DIR")
+        ->allow_extra_args(false);
+    app_.add_option("--id-prefix", line_.id_prefix,
+                    "plugins new: what the ids begin with, a domain of yours from its end "
+                    "[org.example]")
+        ->type_name("TEXT")
         ->allow_extra_args(false);
     app_.add_flag("-h,--help", line_.help,
                   "print this, and the options of the plugins that are named");
@@ -259,12 +267,20 @@ class Parser {
     add_command(app_, "compare", "what students keep of their teacher", "TEACHER", Command::compare)
         ->add_option("STUDENT", line_.students, "")
         ->type_name("");
-    plugins_ = app_.add_subcommand("plugins", "list | info NAME: the plugins there are");
+    plugins_ = app_.add_subcommand(
+        "plugins",
+        "list | info NAME: the plugins there are; new KIND NAME DIR, validate FILE: your own");
     plugins_->set_help_flag();
     plugins_->fallthrough();
     add_command(*plugins_, "list", "all plugins, and the files that were refused", "",
                 Command::plugins_list);
     add_command(*plugins_, "info", "one plugin and its options", "NAME", Command::plugins_info);
+    CLI::App* const made = add_command(*plugins_, "new", "a plugin to start from, as a folder",
+                                       "KIND", Command::plugins_new);
+    made->add_option("NAME", line_.new_name, "")->type_name("");
+    made->add_option("DIR", line_.new_folder, "")->type_name("");
+    add_command(*plugins_, "validate", "graft-validate on one plugin", "",
+                Command::plugins_validate);
   }
 
   void add_assignment(const std::string& text, const std::string& before_key) {
@@ -295,11 +311,13 @@ class Parser {
     if (!student_.empty() && line_.command != Command::train)
       fail(ErrorKind::usage, "--student is for hostapp train RECIPE");
     if (plugins_->parsed() && plugins_->get_subcommands().empty()) {
-      fail(ErrorKind::usage, "hostapp plugins: list or info NAME?");
+      fail(ErrorKind::usage,
+           "hostapp plugins: list, info NAME, new KIND NAME DIR or validate FILE?");
     }
-    const bool wants_subject = line_.command != Command::convert &&
-                               line_.command != Command::select_layers &&
-                               line_.command != Command::plugins_list;
+    check_authors_commands();
+    const bool wants_subject =
+        line_.command != Command::convert && line_.command != Command::select_layers &&
+        line_.command != Command::plugins_list && line_.command != Command::plugins_new;
     if (wants_subject && line_.subject.empty()) {
       const auto* command =
           plugins_->parsed() ? plugins_->get_subcommands().front() : app_.get_subcommands().front();
@@ -315,6 +333,20 @@ class Parser {
            "flags");
     }
     return line_;
+  }
+
+  void check_authors_commands() const {
+    if (!line_.id_prefix.empty() && line_.command != Command::plugins_new)
+      fail(ErrorKind::usage, "--id-prefix is for hostapp plugins new KIND NAME DIR");
+    if (line_.command == Command::plugins_new && line_.new_folder.empty()) {
+      fail(ErrorKind::usage,
+           "hostapp plugins new: expected KIND NAME DIR, as in: hostapp plugins new mixer my_mixer "
+           "my_mixer (KIND: mixer, mixer-c, initializer or objective)");
+    }
+    // What stands behind it is not for this parser: see parse_command_line().
+    if (line_.command == Command::plugins_validate)
+      fail(ErrorKind::usage,
+           "hostapp plugins validate FILE [ARGS...]: nothing may stand before it");
   }
 
   const char* subject_name() const {
@@ -343,6 +375,12 @@ std::string flag_of(const std::string& key) {
 }
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+  if (arguments.size() >= 2 && arguments[0] == "plugins" && arguments[1] == "validate") {
+    CommandLine line;
+    line.command = Command::plugins_validate;
+    line.passed_on = {arguments.begin() + 2, arguments.end()};
+    return line;
+  }
   return Parser().parse(arguments);
 }
 

@@ -16,7 +16,9 @@ enum class Command {
   select_layers,
   compare,
   plugins_list,
-  plugins_info
+  plugins_info,
+  plugins_new,
+  plugins_validate
 };
 
 // A flag that sets a key of the configuration.
@@ -29,9 +31,11 @@ struct FlagValue {
 struct CommandLine {
   Command command = Command::convert;
   // The MODEL of eval, generate and inspect, the RECIPE of train, the RUN of report, the TEACHER of
-  // compare, the ID of plugins info.
+  // compare, the ID of plugins info, the KIND of plugins new.
   std::string subject;
-  std::vector<std::string> students;  // of compare
+  std::vector<std::string> students;            // of compare
+  std::string new_name, new_folder, id_prefix;  // of plugins new
+  std::vector<std::string> passed_on;           // of plugins validate, for graft-validate
   std::vector<FlagValue> flags;
   std::vector<std::filesystem::path> config_files;
   bool help = false, version = false, print_config = false, quiet = false;

@@ -125,6 +125,26 @@ TEST(CommandLine, CommandsTakeTheirSubject) {
   EXPECT_THAT(words_of(info, "plugin_path"), ElementsAre("p"));
 }
 
+TEST(CommandLine, NewTakesThreeWordsAndAPrefix) {
+  const CommandLine line = parse_command_line(
+      {"plugins", "new", "mixer-c", "gate", "some/dir", "--id-prefix", "org.me"});
+  EXPECT_EQ(line.command, Command::plugins_new);
+  EXPECT_EQ(line.subject, "mixer-c");
+  EXPECT_EQ(line.new_name, "gate");
+  EXPECT_EQ(line.new_folder, "some/dir");
+  EXPECT_EQ(line.id_prefix, "org.me");
+}
+
+TEST(CommandLine, WhatStandsBehindValidateIsPassedOnAsItIs) {
+  const CommandLine line = parse_command_line(
+      {"plugins", "validate", "a.so", "--include", "^forward", "--help", "--mixr", "-v"});
+  EXPECT_EQ(line.command, Command::plugins_validate);
+  EXPECT_THAT(line.passed_on,
+              ElementsAre("a.so", "--include", "^forward", "--help", "--mixr", "-v"));
+  EXPECT_FALSE(line.help);
+  EXPECT_THAT(parse_command_line({"plugins", "validate"}).passed_on, IsEmpty());
+}
+
 TEST(CommandLine, OwnFlags) {
   const CommandLine line =
       parse_command_line({"--config", "a.toml", "--config", "b.toml", "--print-config", "-vv"});
@@ -186,7 +206,19 @@ INSTANTIATE_TEST_SUITE_P(
                 "given as --config=VALUE)"},
         BadLine{"SetWithoutEquals", {"--set", "seed"}, "--set seed: expected KEY=VALUE"},
         BadLine{"SetWithoutKey", {"--set", "=1"}, "--set =1: expected KEY=VALUE"},
-        BadLine{"PluginsAlone", {"plugins"}, "hostapp plugins: list or info NAME?"},
+        BadLine{"PluginsAlone",
+                {"plugins"},
+                "hostapp plugins: list, info NAME, new KIND NAME DIR or validate FILE?"},
+        BadLine{"NewWithoutFolder",
+                {"plugins", "new", "mixer", "gate"},
+                "hostapp plugins new: expected KIND NAME DIR, as in: hostapp plugins new mixer "
+                "my_mixer my_mixer (KIND: mixer, mixer-c, initializer or objective)"},
+        BadLine{"PrefixOfNothing",
+                {"plugins", "list", "--id-prefix", "org.me"},
+                "--id-prefix is for hostapp plugins new KIND NAME DIR"},
+        BadLine{"ValidateBehindAFlag",
+                {"-q", "plugins", "validate"},
+                "hostapp plugins validate FILE [ARGS...]: nothing may stand before it"},
         BadLine{"NoModel",
                 {"eval", "--text", "t", "m"},
                 "hostapp eval: the MODEL folder is missing; it stands before the flags: a flag "

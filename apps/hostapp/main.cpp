@@ -1,5 +1,6 @@
 // The command line: hostapp.
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 #include <malloc.h>
 
 #include <exception>
@@ -13,6 +14,7 @@
 #include "apps/hostapp/console.h"
 #include "apps/hostapp/failure.h"
 #include "apps/hostapp/interrupt.h"
+#include "apps/hostapp/new_plugin.h"
 #include "apps/hostapp/plugins_command.h"
 #include "apps/hostapp/settings.h"
 #include "apps/hostapp/train_settings.h"
@@ -60,7 +62,22 @@ std::string help(const CommandLine& line, Config config, PluginRegistry& registr
   return text;
 }
 
+// The folder of the LibTorch in this process; "" when the linker does not tell.
+std::filesystem::path libtorch_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<void*>(&at::set_num_threads), &info) == 0) return {};
+  return std::filesystem::path(info.dli_fname).parent_path().parent_path();
+}
+
+std::string make_new_plugin(const CommandLine& line) {
+  NewPlugin wanted{line.subject, line.new_name, line.new_folder};
+  if (!line.id_prefix.empty()) wanted.id_prefix = line.id_prefix;
+  return new_plugin(wanted, {executable_folder().parent_path(), libtorch_folder()});
+}
+
 void run(const CommandLine& line) {
+  if (line.command == Command::plugins_validate)
+    run_validator(executable_folder() / "graft-validate", line.passed_on);
   if (line.version) {
     std::cout << "hostapp " GRAFT_VERSION_STRING ", plugin ABI "
               << GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT) << "." << GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT)
@@ -113,6 +130,11 @@ void run(const CommandLine& line) {
       case Command::plugins_info:
         std::cout << plugin_info(*registry, line.subject);
         break;
+      case Command::plugins_new:
+        std::cout << make_new_plugin(line);
+        break;
+      case Command::plugins_validate:
+        break;  // never comes back
     }
   }
 }

@@ -1,11 +1,17 @@
 #include "apps/hostapp/plugins_command.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "apps/hostapp/table.h"
 #include "core/base/error.h"
+#include "core/base/file.h"
 #include "core/base/suggest.h"
 #include "core/config/config.h"
 #include "core/loader/registry.h"
@@ -106,15 +112,33 @@ const Component& find_anywhere(PluginRegistry& registry, const std::string& name
   fail(ErrorKind::usage, "there is no plugin " + quoted(name) + did_you_mean(name, known) + looked);
 }
 
+std::string abi_text(std::uint32_t abi) {
+  return std::to_string(GRAFT_ABI_MAJOR(abi)) + "." + std::to_string(GRAFT_ABI_MINOR(abi));
+}
+
+// The LibTorch a library was built with, out of "compiler=gcc-13;cxx11abi=1;libtorch=2.8.0".
+std::string libtorch_of(const std::string& build_tags) {
+  const std::string key = "libtorch=";
+  for (std::size_t from = 0; from < build_tags.size();) {
+    const std::size_t end = std::min(build_tags.find(';', from), build_tags.size());
+    const std::string tag = build_tags.substr(from, end - from);
+    if (tag.starts_with(key)) return tag.substr(key.size());
+    from = end + 1;
+  }
+  return "-";
+}
+
 }  // namespace
 
 std::string list_plugins(PluginRegistry& registry) {
   std::vector<std::vector<std::string>> rows = {
-      {"KIND", "NAME", "VERSION", "LICENSE", "ID", "WHAT"}};
+      {"ID", "ALIAS", "KIND", "VERSION", "ABI", "LICENSE", "LIBTORCH", "PATH"}};
   for (const ComponentKind kind : kinds) {
     for (const Component* const component : registry.components(kind)) {
-      rows.push_back({name_of(kind), component->alias, component->version, component->license,
-                      component->id, component->name});
+      const PluginLibrary& library = *component->library;
+      rows.push_back({component->id, component->alias, name_of(kind), component->version,
+                      abi_text(library.abi()), component->license,
+                      libtorch_of(library.build_tags()), library.file().string()});
     }
   }
   std::string out = rows.size() > 1 ? format_table(rows) : "no plugins\n";
@@ -137,6 +161,18 @@ std::string describe_options(const Component& component, const std::string& tabl
     if (!option.doc.empty()) out += indented(option.doc, "        ");
   }
   return out;
+}
+
+void run_validator(const std::filesystem::path& program,
+                   const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {program.string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  ::execv(program.c_str(), pointers.data());
+  fail(ErrorKind::usage, "cannot run " + quoted_path(program) + ": " + std::strerror(errno) +
+                             "; it comes with graft's SDK (cmake --install BUILD --component sdk)");
 }
 
 std::string help_on_plugins(const Config& config, PluginRegistry& registry) {

@@ -285,7 +285,7 @@ TEST_F(ComponentTest, NeedsAreChecked) {
   fake_.initializer_table.n_needs = 2;
   EXPECT_GRAFT_ERROR(initializer(), ErrorKind::plugin,
                      "initializer 'fake' declares 2 role needs, but their list is NULL");
-  const graft_role_need nameless[] = {{nullptr, 1, 1}};
+  const graft_role_need nameless[] = {{nullptr, GRAFT_NEED_REQUIRED, 0}};
   fake_.initializer_table.n_needs = 1;
   fake_.initializer_table.needs = nameless;
   EXPECT_GRAFT_ERROR(initializer(), ErrorKind::plugin,

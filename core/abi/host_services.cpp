@@ -129,6 +129,7 @@ HostServices::~HostServices() { shared_->closed.store(true); }
 const std::string& HostServices::name() const { return shared_->settings.name; }
 const std::string& HostServices::version() const { return shared_->settings.version; }
 const std::string& HostServices::build_tags() const { return shared_->settings.build_tags; }
+const AbiRange& HostServices::abi() const { return shared_->settings.abi; }
 
 const graft_host* HostServices::c_host(const std::string& label, std::uint32_t abi) {
   const std::lock_guard<std::mutex> lock(shared_->mutex);

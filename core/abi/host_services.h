@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "core/abi/abi_range.h"
 #include "graft/graft.h"
 
 namespace graft {
@@ -16,8 +17,9 @@ class HostServices {
  public:
   struct Settings {
     std::string name = "graft";
-    std::string version;     // empty = graft's own
-    std::string build_tags;  // compared with each plugin's; empty = those graft was compiled with
+    std::string version;      // empty = graft's own
+    std::string build_tags;   // compared with each plugin's; empty = those graft was compiled with
+    AbiRange abi = kHostAbi;  // offered to each plugin
     std::function<bool()> should_stop;              // empty = never
     const graft_host_blas* blas = nullptr;          // NULL = not offered
     const graft_host_parallel* parallel = nullptr;  // NULL = everything on the caller's thread
@@ -32,6 +34,7 @@ class HostServices {
   const std::string& name() const;
   const std::string& version() const;
   const std::string& build_tags() const;
+  const AbiRange& abi() const;
 
   // The host as the library `label` sees it: its log lines begin with that. Lives for ever, since a
   // plugin gives no sign of when it looks at it last.

@@ -11,10 +11,6 @@
 namespace graft {
 namespace {
 
-std::string abi_text(std::uint32_t abi) {
-  return std::to_string(GRAFT_ABI_MAJOR(abi)) + "." + std::to_string(GRAFT_ABI_MINOR(abi));
-}
-
 // What stands in for functions a plugin need not have.
 graft_status nothing_to_init(const graft_host*, const char*, graft_error*) { return GRAFT_OK; }
 void nothing_to_deinit() {}
@@ -79,17 +75,17 @@ std::shared_ptr<PluginLibrary> PluginLibrary::negotiate(graft_plugin_negotiate_f
   graft_negotiate_in in{};
   in.struct_size = sizeof in;
   in.dlpack_major = DLPACK_MAJOR_VERSION;
-  // An ABI of 0.x changes with each minor number: there is one that both can speak, or none.
-  in.min_abi = in.max_abi = GRAFT_ABI_CURRENT;
+  in.min_abi = host.abi().min;
+  in.max_abi = host.abi().max;
   in.host_name = host.name().c_str();
   in.host_version = host.version().c_str();
   graft_negotiate_out out{};
   out.struct_size = sizeof out;
   call_plugin(label + ", negotiation",
               [&](graft_error* error) { return negotiate(&in, &out, error); });
-  if (out.abi < in.min_abi || out.abi > in.max_abi) {
+  if (!host.abi().contains(out.abi)) {
     fail(ErrorKind::plugin, label + ": speaks graft ABI " + abi_text(out.abi) +
-                                ", but this graft speaks " + abi_text(GRAFT_ABI_CURRENT) +
+                                ", but this graft speaks " + abi_text(host.abi()) +
                                 ": get the plugin for this version of graft");
   }
   std::shared_ptr<PluginLibrary> library(

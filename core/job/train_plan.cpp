@@ -147,12 +147,12 @@ class Planner {
     const auto to = registry_.create_mixer(mixer_.name, info.c_info(), mixer_.options);
     const auto init = registry_.create_initializer(stage.init->name, stage.init->options);
     for (const graft_role_need& need : init->needs()) {
-      const Mixer& mixer = need.on_teacher != 0 ? *from : *to;
+      const Mixer& mixer = (need.flags & GRAFT_NEED_TEACHER) != 0 ? *from : *to;
       const auto& specs = mixer.param_specs();
       const auto has = [&](const graft_param_spec* spec) {
         return spec->role != nullptr && std::string(need.role) == spec->role;
       };
-      if (need.required != 0 && std::none_of(specs.begin(), specs.end(), has))
+      if ((need.flags & GRAFT_NEED_REQUIRED) != 0 && std::none_of(specs.begin(), specs.end(), has))
         fail(ErrorKind::plugin, stage.place("init.name") + ": stage " + quoted(stage.name) +
                                     ": initializer '" + init->label() + "' needs role " +
                                     need.role + ", which mixer '" + mixer.label() +

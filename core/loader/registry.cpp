@@ -16,24 +16,17 @@ namespace graft {
 namespace fs = std::filesystem;
 namespace {
 
-std::string abi_text(std::uint32_t abi) {
-  return std::to_string(GRAFT_ABI_MAJOR(abi)) + "." + std::to_string(GRAFT_ABI_MINOR(abi));
-}
-
 // What the sidecar alone shows to be wrong: said before a line of the plugin runs.
 void check_before_opening(const Sidecar& sidecar, const fs::path& file, const HostServices& host) {
   const std::string label = "plugin " + quoted_path(file);
-  const std::uint32_t lowest = sidecar.abi_min.value_or(0);
-  const std::uint32_t highest = sidecar.abi_max.value_or(0xFFFFFFFFU);
-  if (GRAFT_ABI_CURRENT < lowest || GRAFT_ABI_CURRENT > highest) {
-    std::string range = abi_text(lowest);
-    if (!sidecar.abi_min) range = abi_text(highest) + " and earlier";
-    if (!sidecar.abi_max) range = abi_text(lowest) + " and later";
-    if (sidecar.abi_min && sidecar.abi_max && lowest != highest)
-      range += " to " + abi_text(highest);
+  const AbiRange spoken{sidecar.abi_min.value_or(0), sidecar.abi_max.value_or(0xFFFFFFFFU)};
+  if (!host.abi().overlaps(spoken)) {
+    std::string range = abi_text(spoken);
+    if (!sidecar.abi_min) range = abi_text(spoken.max) + " and earlier";
+    if (!sidecar.abi_max) range = abi_text(spoken.min) + " and later";
     fail(ErrorKind::plugin, label + " is for graft ABI " + range + " (" +
                                 quoted_path(sidecar.file) + "), but this graft speaks " +
-                                abi_text(GRAFT_ABI_CURRENT) +
+                                abi_text(host.abi()) +
                                 ": get the plugin for this version of graft");
   }
   const std::string conflict =

@@ -48,7 +48,7 @@ std::optional<std::uint32_t> abi(const toml::table& table, std::string_view key,
   }
   if (!good) {
     fail_at(file, table.get(key)->source(),
-            "'" + std::string(key) + "' is " + quoted(*value) + "; an ABI is written like \"0.1\"");
+            "'" + std::string(key) + "' is " + quoted(*value) + "; an ABI is written like \"1.0\"");
   }
   return GRAFT_ABI(number[0], number[1]);
 }

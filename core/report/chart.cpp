@@ -218,7 +218,12 @@ std::string short_number(double value) {
     std::snprintf(text.data(), text.size(), "%.4gM", value / 1e6);
   else if (size >= 9999.5)
     std::snprintf(text.data(), text.size(), "%.3gk", value / 1e3);
-  else
+  else if (size > 0 && size < 0.9995e-3) {
+    // 3e-4 where printf would write 0.0003 or 3e-04: beside an axis on a phone there is room for
+    // six characters.
+    const int exponent = static_cast<int>(std::floor(std::log10(size * 1.0005)));
+    std::snprintf(text.data(), text.size(), "%.3ge%d", value / std::pow(10.0, exponent), exponent);
+  } else
     std::snprintf(text.data(), text.size(), size >= 1000 ? "%.0f" : "%.3g", value);
   return text.data();
 }

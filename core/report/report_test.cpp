@@ -164,6 +164,11 @@ TEST(Chart, AHeatMapLeavesOutWhatIsNoNumber) {
 TEST(Chart, ShortNumbers) {
   for (const auto& [value, text] : {std::pair(0.0, "0"),
                                     {0.012345, "0.0123"},
+                                    {0.001, "0.001"},
+                                    {0.0003, "3e-4"},
+                                    {0.00099995, "0.001"},
+                                    {-0.00025, "-2.5e-4"},
+                                    {1e-12, "1e-12"},
                                     {61.54, "61.5"},
                                     {1234.0, "1234"},
                                     {45350.0, "45.4k"},

@@ -101,16 +101,17 @@ void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelCon
   for (const RoleLayout& layout : attention_roles(teacher)) teacher_roles.push_back(layout.role);
 
   for (const graft_role_need& need : initializer->needs()) {
-    if (need.required == 0) continue;
-    const auto& roles = need.on_teacher != 0 ? teacher_roles : mixer_roles;
+    if ((need.flags & GRAFT_NEED_REQUIRED) == 0) continue;
+    const bool of_teacher = (need.flags & GRAFT_NEED_TEACHER) != 0;
+    const auto& roles = of_teacher ? teacher_roles : mixer_roles;
     if (std::find(roles.begin(), roles.end(), need.role) != roles.end()) continue;
     std::string have;
     for (const std::string& role : std::set<std::string>(roles.begin(), roles.end()))
       have += (have.empty() ? "" : ", ") + role;
     fail(ErrorKind::plugin, "initializer '" + initializer->label() + "' needs role " + need.role +
                                 "; " +
-                                (need.on_teacher != 0 ? "the teacher (" + teacher.family + ")"
-                                                      : "mixer '" + mixer->label() + "'") +
+                                (of_teacher ? "the teacher (" + teacher.family + ")"
+                                            : "mixer '" + mixer->label() + "'") +
                                 " has: " + have);
   }
   if (recipe.calibrate)

@@ -220,7 +220,8 @@ void require_source_roles(const Initializer& initializer, const TokenMixer& sour
   std::set<std::string> roles;
   for (const MixerParameter& parameter : source.parameters()) roles.insert(parameter.role);
   for (const graft_role_need& need : initializer.needs()) {
-    if (need.on_teacher == 0 || need.required == 0 || roles.contains(need.role)) continue;
+    constexpr std::uint32_t kWanted = GRAFT_NEED_TEACHER | GRAFT_NEED_REQUIRED;
+    if ((need.flags & kWanted) != kWanted || roles.contains(need.role)) continue;
     std::string have;
     for (const std::string& role : roles) have += (have.empty() ? "" : ", ") + role;
     fail(ErrorKind::plugin, "initializer '" + initializer.label() + "' needs role " + need.role +

@@ -351,7 +351,7 @@ void check_signals(const WeightedObjective& term, bool has_teacher, bool has_lab
                        : name == GRAFT_SIGNAL_LABELS
                            ? has_labels
                            : std::find(kSignals.begin(), kSignals.end(), name) != kSignals.end();
-    if (there || need.optional != 0) continue;
+    if (there || (need.flags & GRAFT_NEED_REQUIRED) == 0) continue;
     fail(ErrorKind::usage, "objective " + quoted(term.name) + " (" + term.objective->label() +
                                ") needs signal " + std::string(name) +
                                "; the scope \"model\" gives " +
@@ -381,7 +381,7 @@ void check_logit_objectives(std::span<const WeightedObjective> objectives, bool 
                                  "; expected a finite number of at least 0");
     check_signals(term, has_teacher, has_labels);
     const graft_signal_need* const need = find_need(*term.objective, GRAFT_SIGNAL_STUDENT_LOGITS);
-    if (term.weight > 0 && (need == nullptr || need->want_grad == 0))
+    if (term.weight > 0 && (need == nullptr || (need->flags & GRAFT_NEED_GRAD) == 0))
       fail(ErrorKind::usage, "objective " + quoted(term.name) + " (" + term.objective->label() +
                                  ") gives no gradient to " GRAFT_SIGNAL_STUDENT_LOGITS
                                  ": nothing would train on it");

@@ -31,7 +31,7 @@ class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
     for (std::size_t i = 0; i < signals.size(); ++i) {
       at::Tensor& gradient = gradients[place[i]];
       inputs[place[i]] = signals[i].detach().contiguous();
-      if (needs[place[i]].want_grad != 0 && signals[i].requires_grad())
+      if ((needs[place[i]].flags & GRAFT_NEED_GRAD) != 0 && signals[i].requires_grad())
         gradient = at::empty_like(inputs[place[i]]);
       kept.push_back(gradient);
     }
@@ -85,7 +85,7 @@ at::Tensor ObjectiveFunction::loss(const std::map<std::string, at::Tensor>& sign
     const graft_signal_need& need = needs[i];
     const auto found = signals.find(need.name);
     const bool there = found != signals.end() && found->second.defined();
-    if (!there && need.optional == 0) {
+    if (!there && (need.flags & GRAFT_NEED_REQUIRED) != 0) {
       std::string have;
       for (const auto& [name, tensor] : signals)
         if (tensor.defined()) have += (have.empty() ? "" : ", ") + name;

@@ -28,7 +28,7 @@ bool provides(StageScope scope, const std::string& signal) {
 
 void check_signals(const Stage& stage, const ObjectiveChoice& choice, const Objective& objective) {
   for (const graft_signal_need& need : objective.needs()) {
-    if (need.optional != 0 || provides(stage.scope, need.name)) continue;
+    if ((need.flags & GRAFT_NEED_REQUIRED) == 0 || provides(stage.scope, need.name)) continue;
     const StageScope other =
         stage.scope == StageScope::layer ? StageScope::model : StageScope::layer;
     std::string have;

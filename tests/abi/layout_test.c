@@ -1,4 +1,4 @@
-/* The layout of ABI 0.1, frozen: a size or an offset that moves breaks plugins that are already
+/* The layout of ABI 1.0, frozen: a size or an offset that moves breaks plugins that are already
  * built. Compiled by each compiler in each standard the header claims (see CMakeLists.txt), with
  * -Wpadded. */
 #include "graft/graft.h"
@@ -252,8 +252,8 @@ AT(graft_mixer_domain, set, 8);
 SIZE(graft_mixer_domain, 16);
 
 AT(graft_role_need, role, 0);
-AT(graft_role_need, on_teacher, 8);
-AT(graft_role_need, required, 12);
+AT(graft_role_need, flags, 8);
+AT(graft_role_need, reserved, 12);
 SIZE(graft_role_need, 16);
 
 AT(graft_named_tensor, struct_size, 0);
@@ -268,7 +268,7 @@ AT(graft_named_tensor, tensor, 48);
 SIZE(graft_named_tensor, 56);
 
 AT(graft_calibration_need, name, 0);
-AT(graft_calibration_need, required, 8);
+AT(graft_calibration_need, flags, 8);
 AT(graft_calibration_need, max_sequences, 12);
 SIZE(graft_calibration_need, 16);
 
@@ -309,8 +309,8 @@ AT(graft_initializer_factory, create, 16);
 SIZE(graft_initializer_factory, 24);
 
 AT(graft_signal_need, name, 0);
-AT(graft_signal_need, want_grad, 8);
-AT(graft_signal_need, optional, 12);
+AT(graft_signal_need, flags, 8);
+AT(graft_signal_need, reserved, 12);
 SIZE(graft_signal_need, 16);
 
 AT(graft_objective_args, struct_size, 0);
@@ -342,7 +342,7 @@ AT(graft_objective_factory, descs, 8);
 AT(graft_objective_factory, create, 16);
 SIZE(graft_objective_factory, 24);
 
-IS(GRAFT_ABI_CURRENT, 0x00000001u);
+IS(GRAFT_ABI_CURRENT, 0x00010000u);
 IS(GRAFT_ABI(3, 7), 0x00030007u);
 IS(GRAFT_ABI_MAJOR(GRAFT_ABI(3, 7)), 3u);
 IS(GRAFT_ABI_MINOR(GRAFT_ABI(3, 7)), 7u);

@@ -166,14 +166,14 @@ TEST(GoodFile, RelativePath) {
 
 TEST(BadPlugin, NextAbi) {
   EXPECT_THAT(refusal_of("abi_next"),
-              HasSubstr("abi_next.so', negotiation: this plugin speaks graft ABI 0.2 only"));
+              HasSubstr("abi_next.so', negotiation: this plugin speaks graft ABI 2.0 only"));
 }
 
 TEST(BadPlugin, AbiOutsideTheOffer) {
   EXPECT_THAT(
       refusal_of("abi_outside"),
       HasSubstr(
-          "speaks graft ABI 0.2, but this graft speaks 0.1: get the plugin for this version"));
+          "speaks graft ABI 1.1, but this graft speaks 1.0: get the plugin for this version"));
 }
 
 TEST(BadPlugin, NegotiationFails) {
@@ -229,6 +229,51 @@ TEST(BadPlugin, FunctionWithoutCapabilityIsNotUsed) {
   const auto call = sized<graft_mixer_forward>();
   EXPECT_GRAFT_ERROR(mixer->step(cpu_exec(), call), ErrorKind::plugin,
                      "mixer 'fixture', step: this mixer has no step (GRAFT_CAP_STEP)");
+}
+
+// ---------------------------------------------------------------- a later host
+
+// What a host of ABI 1.1 will offer.
+const AbiRange kLaterHost{GRAFT_ABI(1, 0), GRAFT_ABI(1, 1)};
+
+HostServices::Settings speaking(const AbiRange& abi) {
+  HostServices::Settings settings;
+  settings.abi = abi;
+  return settings;
+}
+
+TEST(LaterHost, UsesPluginsOfTheFirstVersion) {
+  for (const char* name : {"good", "test_kit", "test_identity", "test_leaky"}) {
+    HostServices host(speaking(kLaterHost));
+    PluginRegistry registry({fixture(name)}, host);
+    registry.scan();
+    ASSERT_EQ(registry.libraries().size(), 1u) << name;
+    EXPECT_EQ(registry.libraries()[0]->abi(), GRAFT_ABI(1, 0)) << name;
+  }
+}
+
+TEST(LaterHost, AndThoseOfItsOwn) {
+  HostServices host(speaking(kLaterHost));
+  PluginRegistry registry({fixture("abi_outside")}, host);
+  registry.scan();
+  ASSERT_EQ(registry.libraries().size(), 1u);
+  EXPECT_EQ(registry.libraries()[0]->abi(), GRAFT_ABI(1, 1));
+}
+
+TEST(LaterHost, OfTheNextMajorIsRefusedByThePlugin) {
+  HostServices host(speaking({GRAFT_ABI(2, 0), GRAFT_ABI(2, 3)}));
+  EXPECT_GRAFT_ERROR(PluginRegistry({fixture("test_leaky")}, host).scan(), ErrorKind::plugin,
+                     HasSubstr("is for graft ABI 1.0 ("));
+  const TempFolder folder;  // without the sidecar the plugin says it itself
+  for (const auto& [name, message] :
+       {std::pair{"test_leaky",
+                  "negotiation: abi: this plugin speaks graft ABI 1.0; the host offers 2.0 to 2.3"},
+        std::pair{"test_identity",
+                  "this plugin speaks graft ABI 1.0, which the host does not offer"}}) {
+    const fs::path file = folder / (std::string(name) + ".so");
+    fs::copy_file(fixture(name), file);
+    EXPECT_GRAFT_ERROR(PluginRegistry({file}, host).scan(), ErrorKind::plugin, HasSubstr(message));
+  }
 }
 
 // ---------------------------------------------------------------- exceptions that leave a plugin
@@ -421,8 +466,8 @@ class SidecarFile : public ::testing::Test {
     write_file_atomically(folder_ / "good.graftplugin.toml", std::string_view(toml));
   }
   // What a search of the folder says against the plugin; "" when it is used.
-  std::string refusal() const {
-    HostServices host;
+  std::string refusal(HostServices::Settings settings = {}) const {
+    HostServices host(std::move(settings));
     PluginRegistry registry({folder_.path()}, host);
     registry.scan();
     return registry.refused().empty() ? "" : registry.refused()[0].cause;
@@ -442,8 +487,8 @@ TEST_F(SidecarFile, MayBeEmptyOrHoldKeysOfTheFuture) {
 TEST_F(SidecarFile, ThatAgrees) {
   write(
       "id = \"org.example.fixture\"\naliases = [\"fixture\"]\nlicense = \"Apache-2.0\"\nabi_min = "
-      "\"0.1\"\n"
-      "abi_max = \"0.1\"\nbuild_tags = \"\"\nsha256 = \"" +
+      "\"1.0\"\n"
+      "abi_max = \"1.0\"\nbuild_tags = \"\"\nsha256 = \"" +
       sha256_hex_of_file(plugin()) + "\"\n");
   EXPECT_EQ(refusal(), "");
 }
@@ -465,15 +510,25 @@ TEST_F(SidecarFile, ThatDisagrees) {
 
 TEST_F(SidecarFile, OfAnotherAbiIsRefusedUnopened) {
   const int before = counts_of(plugin())[0];
-  write("abi_min = \"0.2\"\nabi_max = \"0.4\"");
+  write("abi_min = \"1.2\"\nabi_max = \"1.4\"");
   EXPECT_THAT(refusal(),
-              AllOf(HasSubstr("is for graft ABI 0.2 to 0.4 ("),
-                    HasSubstr("but this graft speaks 0.1: get the plugin for this version")));
-  write("abi_max = \"0.0\"");
-  EXPECT_THAT(refusal(), HasSubstr("is for graft ABI 0.0 and earlier"));
-  write("abi_min = \"1.0\"");
-  EXPECT_THAT(refusal(), HasSubstr("is for graft ABI 1.0 and later"));
+              AllOf(HasSubstr("is for graft ABI 1.2 to 1.4 ("),
+                    HasSubstr("but this graft speaks 1.0: get the plugin for this version")));
+  write("abi_max = \"0.1\"");
+  EXPECT_THAT(refusal(), HasSubstr("is for graft ABI 0.1 and earlier"));
+  write("abi_min = \"2.0\"");
+  EXPECT_THAT(refusal(), HasSubstr("is for graft ABI 2.0 and later"));
   EXPECT_EQ(counts_of(plugin())[0], before);
+}
+
+TEST_F(SidecarFile, OfAnEarlierOrOverlappingAbiIsUsed) {
+  write("abi_min = \"1.0\"\nabi_max = \"1.0\"");
+  EXPECT_EQ(refusal(speaking(kLaterHost)), "");
+  write("abi_min = \"1.1\"\nabi_max = \"1.7\"");
+  EXPECT_EQ(refusal(speaking(kLaterHost)), "");
+  write("abi_min = \"1.2\"");
+  EXPECT_THAT(refusal(speaking(kLaterHost)), AllOf(HasSubstr("is for graft ABI 1.2 and later"),
+                                                   HasSubstr("graft speaks 1.0 to 1.1:")));
 }
 
 TEST_F(SidecarFile, WithOtherBuildTagsIsRefusedUnopened) {
@@ -498,9 +553,9 @@ TEST_F(SidecarFile, ThatIsNoGoodToml) {
   EXPECT_THAT(refusal(), HasSubstr("'aliases' is not a list"));
   write("aliases = [1]");
   EXPECT_THAT(refusal(), HasSubstr("'aliases' holds more than strings"));
-  for (const char* abi : {"1", "0.", ".1", "0.1.2", "a.b", "0.70000", "0.1 "}) {
+  for (const char* abi : {"1", "1.", ".1", "1.0.2", "a.b", "1.70000", "1.0 "}) {
     write("abi_min = \"" + std::string(abi) + "\"");
-    EXPECT_THAT(refusal(), HasSubstr("an ABI is written like \"0.1\"")) << abi;
+    EXPECT_THAT(refusal(), HasSubstr("an ABI is written like \"1.0\"")) << abi;
   }
 }
 

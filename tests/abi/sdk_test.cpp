@@ -212,7 +212,7 @@ TEST(SdkConfig, WrongQuestionsAreErrors) {
   EXPECT_FALSE(config.has("wrod"));
 }
 
-// ---------------------------------------------------------------- the mixers of the templates
+// ---------------------------------------------------------------- small mixers
 
 // Runs a mixer without state over x [B,T,D].
 std::vector<float> run(Mixer& mixer, CpuTensor& x, std::int64_t batch, std::int64_t tokens,
@@ -547,13 +547,14 @@ TEST_F(InitializerTest, NeedsDependOnTheOptions) {
   const auto plain = registry_.create_initializer("copy");
   ASSERT_EQ(plain->needs().size(), 3u);
   EXPECT_STREQ(plain->needs()[0].role, GRAFT_ROLE_QUERY);
-  EXPECT_EQ(plain->needs()[0].on_teacher, 1u);
-  EXPECT_EQ(plain->needs()[1].on_teacher, 0u);
-  EXPECT_EQ(plain->needs()[2].required, 0u);
+  EXPECT_EQ(plain->needs()[0].flags, GRAFT_NEED_TEACHER | GRAFT_NEED_REQUIRED);
+  EXPECT_EQ(plain->needs()[1].flags, GRAFT_NEED_REQUIRED);
+  EXPECT_EQ(plain->needs()[2].flags, 0u);
   EXPECT_TRUE(plain->calibration().empty());
   const auto calibrated = registry_.create_initializer("copy", {{"calibrate", true}});
   ASSERT_EQ(calibrated->calibration().size(), 1u);
   EXPECT_STREQ(calibrated->calibration()[0].name, GRAFT_SIGNAL_BLOCK_INPUT);
+  EXPECT_EQ(calibrated->calibration()[0].flags, GRAFT_NEED_REQUIRED);
   EXPECT_EQ(calibrated->calibration()[0].max_sequences, 4u);
 }
 
@@ -625,8 +626,8 @@ TEST(InitializerStop, ComesBackAsInterrupted) {
 TEST_F(SdkTest, Objective) {
   const auto square = registry_.create_objective("square");
   ASSERT_EQ(square->needs().size(), 2u);
-  EXPECT_EQ(square->needs()[0].want_grad, 1u);
-  EXPECT_EQ(square->needs()[1].optional, 1u);
+  EXPECT_EQ(square->needs()[0].flags, GRAFT_NEED_REQUIRED | GRAFT_NEED_GRAD);
+  EXPECT_EQ(square->needs()[1].flags, 0u);
   CpuTensor x({2}, {3, 4}), dx({2}, NAN), loss({}, {0});
   const DLTensor* signals[] = {x.dl(), nullptr};
   DLTensor* grads[] = {dx.dl(), nullptr};

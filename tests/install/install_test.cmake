@@ -1,8 +1,13 @@
 # See CMakeLists.txt for the variables.
 set(prefix "${WORK_DIR}/prefix")
 set(plugins_prefix "${WORK_DIR}/plugins-prefix")
+set(plugins "${plugins_prefix}/lib/graft/plugins")
 file(REMOVE_RECURSE "${WORK_DIR}")
+# What stands in a user's environment is not for this test.
+set(ENV{GRAFT_PLUGIN_PATH} "")
+set(ENV{GRAFT_CACHE_DIR} "${WORK_DIR}/cache")
 
+# run(command...): sets output; a failure ends the test.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -12,19 +17,36 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --component sdk)
+function(expect what pattern)
+  if(NOT output MATCHES "${pattern}")
+    message(FATAL_ERROR "${what}: expected ${pattern} in\n${output}")
+  endif()
+endfunction()
 
+# build(folder): with find_package(graft) from the prefix, and nothing else of graft.
+function(build folder)
+  run("${CMAKE_COMMAND}" -S "${folder}" -B "${folder}/build" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
+      "-DCMAKE_PREFIX_PATH=${prefix}" "-DLibTorch_ROOT=${LIBTORCH}")
+  run("${CMAKE_COMMAND}" --build "${folder}/build")
+endfunction()
+
+# ---- the installation
+foreach(component sdk hostapp)
+  run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --component ${component})
+endforeach()
 foreach(file
+    bin/graft-validate bin/hostapp lib/libgraft_conformance.a
     include/graft/graft.h include/graft/plugin.hpp include/graft/dlpack/dlpack.h include/graft/version.h
+    include/graft/conformance/conformance.hpp include/graft/conformance/conformance_gtest.hpp
     lib/cmake/graft/graftConfig.cmake lib/cmake/graft/GraftPlugin.cmake lib/cmake/graft/FindLibTorch.cmake
-    share/graft/templates/identity_c/identity.c share/graft/templates/leaky_cpp/leaky.cpp)
+    share/graft/recipes/gdn-taylor.toml share/graft/templates/mixer_c/my_c_mixer.c)
   if(NOT EXISTS "${prefix}/${file}")
     message(FATAL_ERROR "the installation has no ${file}")
   endif()
 endforeach()
 
-# Nothing installed may lead back to the source or build tree.
-file(GLOB_RECURSE installed "${prefix}/*")
+# Nothing that is read at an author's build may lead back to the source or build tree.
+file(GLOB_RECURSE installed "${prefix}/include/*" "${prefix}/lib/cmake/*" "${prefix}/share/*")
 foreach(file IN LISTS installed)
   file(READ "${file}" text)
   foreach(tree "${SOURCE_DIR}" "${BUILD_DIR}")
@@ -35,37 +57,57 @@ foreach(file IN LISTS installed)
   endforeach()
 endforeach()
 
-# A plugin that links LibTorch finds it through the package too. It has the C++ template's source.
-file(WRITE "${WORK_DIR}/torch/CMakeLists.txt" "
-cmake_minimum_required(VERSION 3.25)
-project(leaky_torch LANGUAGES CXX)
-find_package(graft 0.1 REQUIRED)
-graft_add_plugin(leaky_torch TORCH
-  SOURCES \"${prefix}/share/graft/templates/leaky_cpp/leaky.cpp\"
-  ID org.example.leaky-pack LICENSE Apache-2.0 ALIASES leaky)
-")
-
-foreach(project "${prefix}/share/graft/templates/identity_c" "${prefix}/share/graft/templates/leaky_cpp"
-                "${WORK_DIR}/torch")
-  cmake_path(GET project FILENAME name)
-  set(build "${WORK_DIR}/build-${name}")
-  set(into "${plugins_prefix}")
-  if(name STREQUAL torch)
-    set(into "${WORK_DIR}/torch-prefix")
-  endif()
-  run("${CMAKE_COMMAND}" -S "${project}" -B "${build}" -G "${GENERATOR}" -DCMAKE_BUILD_TYPE=Release
-      "-DCMAKE_PREFIX_PATH=${prefix}" "-DLibTorch_ROOT=${LIBTORCH}")
-  run("${CMAKE_COMMAND}" --build "${build}")
+# ---- each template, from find_package to a plugin that conforms
+file(GLOB templates RELATIVE "${prefix}/share/graft/templates" "${prefix}/share/graft/templates/*")
+foreach(template IN LISTS templates)
+  set(folder "${WORK_DIR}/author/${template}")
+  file(COPY "${prefix}/share/graft/templates/${template}/" DESTINATION "${folder}")
+  string(TIMESTAMP start "%s")
+  build("${folder}")
+  file(GLOB plugin "${folder}/build/plugins/*.so")
+  run("${prefix}/bin/graft-validate" "${plugin}" --only-failed)
+  expect("graft-validate on ${template}" "conforms: abi ")
+  string(TIMESTAMP end "%s")
+  math(EXPR seconds "${end} - ${start}")
+  string(REGEX MATCH "conforms: [^\n]*" verdict "${output}")
+  message(STATUS "${template}: ${seconds} s from find_package to validated; ${verdict}")
   # Strips on the way: the sidecar's hash has to follow.
-  run("${CMAKE_COMMAND}" --install "${build}" --prefix "${into}" --strip)
+  run("${CMAKE_COMMAND}" --install "${folder}/build" --prefix "${plugins_prefix}" --strip)
 endforeach()
 
-run("${HOST}" "${plugins_prefix}/lib/graft/plugins" identity leaky)
-if(NOT output MATCHES "identity: 21\nleaky: [0-9.]+\n")
-  message(FATAL_ERROR "the installed plugins gave:\n${output}")
+# ---- the installed host
+run("${prefix}/bin/hostapp" plugins list --plugin-path "${plugins}")
+foreach(alias my_mixer my_c_mixer my_initializer my_objective)
+  expect("hostapp plugins list" " ${alias} [^\n]*${plugins}/${alias}.so\n")
+endforeach()
+if(output MATCHES "refused")
+  message(FATAL_ERROR "hostapp plugins list:\n${output}")
 endif()
-file(READ "${WORK_DIR}/torch-prefix/lib/graft/plugins/leaky_torch.graftplugin.toml" sidecar)
+file(READ "${plugins}/my_mixer.graftplugin.toml" sidecar)
 if(NOT sidecar MATCHES "build_tags = \"compiler=[a-z]+-[0-9]+;cxx11abi=1;libtorch=[0-9.]+\"")
   message(FATAL_ERROR "the sidecar of a LibTorch plugin lacks its build tags:\n${sidecar}")
 endif()
-run("${HOST}" "${WORK_DIR}/torch-prefix/lib/graft/plugins" leaky)
+
+run("${MAKE_TEACHER}" "${WORK_DIR}/job")
+foreach(mixer my_mixer my_c_mixer)
+  set(out "${WORK_DIR}/job/${mixer}")
+  run("${prefix}/bin/hostapp" --plugin-path "${plugins}" --mixer ${mixer} --init my_initializer --objective my_objective
+      --teacher "${WORK_DIR}/job/teacher" --text "${WORK_DIR}/job/text.txt" --eval-text "${WORK_DIR}/job/held_out.txt"
+      --out "${out}" --window 32 --init.tokens 512 --calibrate.tokens 768 --calibrate.steps 5 --eval.context 64
+      --eval.windows 4 --agreement.prompts 2 --agreement.prompt_length 8 --agreement.tokens 5)
+  run("${prefix}/bin/hostapp" generate "${out}/student" --plugin-path "${plugins}" --prompt "the river" --generate.tokens 4)
+endforeach()
+
+# ---- a plugin made by `plugins new`, in a project without C++
+set(made "${WORK_DIR}/author/deep_gate")
+run("${prefix}/bin/hostapp" plugins new mixer-c deep_gate "${made}" --id-prefix org.graft-test)
+expect("hostapp plugins new" "hostapp plugins validate ${made}/build/plugins/deep_gate.so")
+build("${made}")
+run("${prefix}/bin/hostapp" plugins validate "${made}/build/plugins/deep_gate.so" --include "^forward" --only-failed)
+expect("hostapp plugins validate" "conforms: abi ")
+
+# ---- the kit as a library
+file(COPY "${SOURCE_DIR}/tests/install/kit_user" DESTINATION "${WORK_DIR}/author")
+build("${WORK_DIR}/author/kit_user")
+run("${WORK_DIR}/author/kit_user/build/kit_user" "${made}/build/plugins/deep_gate.so")
+expect("kit_user" "pass forward.sizes")

@@ -39,12 +39,14 @@ class NeutralParts {
     // In this order: the half-life may depend on the strength of the writes.
     set_natural(GRAFT_NATURAL_WRITE_GATE, 1, {GRAFT_ROLE_WRITE_GATE, GRAFT_ROLE_WRITE_GATE_BIAS});
     set_natural(GRAFT_NATURAL_HALF_LIFE, half_life,
-                {GRAFT_ROLE_DECAY_GATE, GRAFT_ROLE_DECAY_BIAS, GRAFT_ROLE_DECAY_SCALE});
+                {GRAFT_ROLE_DECAY_GATE, GRAFT_ROLE_DECAY_GATE_BIAS, GRAFT_ROLE_DECAY_SCALE});
     set_natural(GRAFT_NATURAL_OUTPUT_GATE, 1,
                 {GRAFT_ROLE_OUTPUT_GATE, GRAFT_ROLE_OUTPUT_GATE_BIAS});
-    for (const StudentParam& param : args_.student()) {
-      if (param.role() == GRAFT_ROLE_SHORT_CONV) set_identity_kernel(param);
-      if (param.role() == GRAFT_ROLE_SHORT_CONV "-bias") std::ranges::fill(param.write(), 0.0F);
+    for (const std::string role : {GRAFT_ROLE_SHORT_CONV, GRAFT_ROLE_SHORT_CONV_Q,
+                                   GRAFT_ROLE_SHORT_CONV_K, GRAFT_ROLE_SHORT_CONV_V}) {
+      if (const auto* const kernel = args_.find_student(role)) set_identity_kernel(*kernel);
+      if (const auto* const bias = args_.find_student(role + "-bias"))
+        std::ranges::fill(bias->write(), 0.0F);
     }
   }
 

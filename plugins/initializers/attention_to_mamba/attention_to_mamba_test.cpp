@@ -96,10 +96,10 @@ struct Conversion {
                     constant("map_q", GRAFT_ROLE_FEATURE_MAP_Q, {4, 3, 2}, 4, 3),
                     constant("map_k", GRAFT_ROLE_FEATURE_MAP_K, {4, 3, 2}, 4, 3),
                     constant("map_q.b", GRAFT_ROLE_FEATURE_MAP_Q "-bias", {4, 3}, 4, 3),
-                    constant("conv", GRAFT_ROLE_SHORT_CONV, {2, 1, 4}),
-                    constant("conv.b", GRAFT_ROLE_SHORT_CONV "-bias", {2}),
+                    constant("conv", GRAFT_ROLE_SHORT_CONV_K, {2, 1, 4}),
+                    constant("conv.b", GRAFT_ROLE_SHORT_CONV_K "-bias", {2}),
                     constant("conv residual", GRAFT_ROLE_SHORT_CONV, {2, 1, 4}, 0, 0, "residual"),
-                    constant("dt", GRAFT_ROLE_DECAY_BIAS, {4}, 4, 1, "softplus-inv"),
+                    constant("dt", GRAFT_ROLE_DECAY_GATE_BIAS, {4}, 4, 1, "softplus-inv"),
                     constant("gate", GRAFT_ROLE_OUTPUT_GATE, {8, kModel}, 4, 2, "silu-inv")};
   }
   FakeTensor& student(const std::string& name) {
@@ -116,8 +116,9 @@ TEST(AttentionToMamba, AsksForTheProjectionsAndTheFeatureMapsOfTheTarget) {
   for (uint32_t i = 0; i < made->v->n_needs; ++i) {
     const graft_role_need& need = made->v->needs[i];
     const bool map = std::string(need.role).find("feature-map") != std::string::npos;
-    EXPECT_EQ(need.required != 0, !(map && need.on_teacher != 0)) << need.role;
-    required += need.required != 0;
+    const bool needed = (need.flags & GRAFT_NEED_REQUIRED) != 0;
+    EXPECT_EQ(needed, !(map && (need.flags & GRAFT_NEED_TEACHER) != 0)) << need.role;
+    required += needed;
   }
   EXPECT_EQ(required, 10);
   EXPECT_EQ(made->v->n_calibration, 0U);
@@ -164,8 +165,9 @@ TEST(AttentionToMamba, FromAttentionTheFeatureMapsAreIdentities) {
 
 TEST(AttentionToMamba, MixersWithoutConvDecayOrGateNeedNoNeutralValue) {
   Conversion s(true);
-  for (const char* role : {GRAFT_ROLE_SHORT_CONV, GRAFT_ROLE_SHORT_CONV "-bias",
-                           GRAFT_ROLE_DECAY_BIAS, GRAFT_ROLE_OUTPUT_GATE})
+  for (const char* role :
+       {GRAFT_ROLE_SHORT_CONV, GRAFT_ROLE_SHORT_CONV_K, GRAFT_ROLE_SHORT_CONV_K "-bias",
+        GRAFT_ROLE_DECAY_GATE_BIAS, GRAFT_ROLE_OUTPUT_GATE})
     std::erase_if(s.host.student, [&](const FakeTensor& t) { return t.role == role; });
   s.host.mixer = nullptr;
   const Outcome outcome = s.host.run(*initializer());
@@ -231,7 +233,7 @@ TEST(AttentionToMamba, RefusesAMixerWhoseGateOrDecayCannotBeNeutral) {
 
 TEST(AttentionToMamba, RefusesAConvItDoesNotUnderstand) {
   Conversion s(true);
-  s.student("conv") = constant("conv", GRAFT_ROLE_SHORT_CONV, {2, 4});
+  s.student("conv") = constant("conv", GRAFT_ROLE_SHORT_CONV_K, {2, 4});
   EXPECT_THAT(refused(s).message,
               AllOf(HasSubstr("expected a depthwise kernel"), HasSubstr("got shape [2, 4]")));
 }

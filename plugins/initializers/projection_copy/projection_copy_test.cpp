@@ -161,8 +161,9 @@ TEST(ProjectionCopy, TheOutputGateIsNeededOnlyToChangeIt) {
     const auto made = initializer({{"gates", sdk::Value::of(std::string(gates))}});
     for (uint32_t i = 0; i < made->v->n_needs; ++i) {
       const graft_role_need& need = made->v->needs[i];
-      EXPECT_EQ(need.required, 1U);
-      roles.push_back((need.on_teacher != 0 ? "teacher " : "student ") + std::string(need.role));
+      EXPECT_NE(need.flags & GRAFT_NEED_REQUIRED, 0U);
+      roles.push_back(((need.flags & GRAFT_NEED_TEACHER) != 0 ? "teacher " : "student ") +
+                      std::string(need.role));
     }
     return roles;
   };

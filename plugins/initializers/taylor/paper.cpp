@@ -57,7 +57,7 @@ at::Tensor per_head_rows(const StudentParam& param, const at::Tensor& by_head_va
 // distance.
 void set_decay(const sdk::InitArgs& args, const std::vector<double>& distance) {
   const StudentParam& scale = param_of_domain(args, GRAFT_ROLE_DECAY_SCALE, {"log", "neg-log"});
-  const StudentParam& bias = param_of_domain(args, GRAFT_ROLE_DECAY_BIAS, {"softplus-inv"});
+  const StudentParam& bias = param_of_domain(args, GRAFT_ROLE_DECAY_GATE_BIAS, {"softplus-inv"});
   std::vector<double> raw;
   for (const double d : distance) {
     const double decay = std::clamp(std::log(2.0) / d, kLeastDecay, kMostDecay);
@@ -162,8 +162,8 @@ void set_output_gate(const Options& options, sdk::InitArgs& args, const Scales& 
 }  // namespace
 
 void need_paper_roles(sdk::RoleNeeds& needs) {
-  for (const char* role : {GRAFT_ROLE_DECAY_SCALE, GRAFT_ROLE_DECAY_BIAS, GRAFT_ROLE_WRITE_GATE,
-                           GRAFT_ROLE_OUTPUT_GATE}) {
+  for (const char* role : {GRAFT_ROLE_DECAY_SCALE, GRAFT_ROLE_DECAY_GATE_BIAS,
+                           GRAFT_ROLE_WRITE_GATE, GRAFT_ROLE_OUTPUT_GATE}) {
     needs.student(role);
   }
 }

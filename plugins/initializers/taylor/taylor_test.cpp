@@ -135,7 +135,7 @@ class ByHand {
     tiny_.param(GRAFT_ROLE_WRITE_GATE).zero_();
     for (std::size_t h = 0; h < lives.size(); ++h) {
       const auto i = static_cast<int64_t>(h);
-      tiny_.param(GRAFT_ROLE_DECAY_BIAS)[i] = std::log(std::expm1(std::log(2.0) / lives[h]));
+      tiny_.param(GRAFT_ROLE_DECAY_GATE_BIAS)[i] = std::log(std::expm1(std::log(2.0) / lives[h]));
       tiny_.param(GRAFT_ROLE_WRITE_GATE_BIAS)[i] = std::log(betas[h] / (1 - betas[h]));
     }
   }
@@ -337,7 +337,7 @@ void give_signals_of_a_mixer(TinyHost& tiny, int64_t sequences, int64_t tokens) 
   planted.param(GRAFT_ROLE_DECAY_SCALE).zero_();
   planted.param(GRAFT_ROLE_WRITE_GATE).zero_();
   for (int64_t h = 0; h < 2; ++h) {
-    planted.param(GRAFT_ROLE_DECAY_BIAS)[h] = std::log(std::expm1(std::log(2.0) / lives[h]));
+    planted.param(GRAFT_ROLE_DECAY_GATE_BIAS)[h] = std::log(std::expm1(std::log(2.0) / lives[h]));
     planted.param(GRAFT_ROLE_WRITE_GATE_BIAS)[h] = std::log(betas[h] / (1 - betas[h]));
   }
   planted.param(GRAFT_ROLE_OUTPUT_GATE)
@@ -363,7 +363,7 @@ TEST(ClosedForm, RecoversATeacherThatTheMixerCanBe) {
                                                       {"prior_ridge", real(1e-6)},
                                                       {"output_ridge", real(1e-6)}}));
   ASSERT_TRUE(outcome.ok()) << outcome.message;
-  const at::Tensor decay = at::softplus(tiny.param(GRAFT_ROLE_DECAY_BIAS));
+  const at::Tensor decay = at::softplus(tiny.param(GRAFT_ROLE_DECAY_GATE_BIAS));
   EXPECT_NEAR(std::log(2.0) / decay[0].item<double>(), 2, 1e-3);
   EXPECT_NEAR(std::log(2.0) / decay[1].item<double>(), 64, 1e-2);
   const at::Tensor beta = tiny.param(GRAFT_ROLE_WRITE_GATE_BIAS).sigmoid();
@@ -411,7 +411,7 @@ TEST(ClosedForm, HalfLivesFromTheAttention) {
                                     {"exclude_sink", sdk::Value::of(exclude_sink)}}));
     EXPECT_TRUE(outcome.ok()) << outcome.message;
     EXPECT_NEAR(tiny.param(GRAFT_ROLE_WRITE_GATE_BIAS).sigmoid()[1].item<double>(), 0.2, 1e-6);
-    const at::Tensor decays = at::softplus(tiny.param(GRAFT_ROLE_DECAY_BIAS));
+    const at::Tensor decays = at::softplus(tiny.param(GRAFT_ROLE_DECAY_GATE_BIAS));
     return std::pair{std::log(2.0) / decays[0].item<double>(),
                      std::log(2.0) / decays[1].item<double>()};
   };
@@ -460,7 +460,7 @@ struct PaperByHand {
       }
       distance = std::max(0.5, distance / static_cast<double>(B * T));
       const double g = std::clamp(std::log(2.0) / distance, 1e-3, 5.0);
-      t.param(GRAFT_ROLE_DECAY_BIAS)[h] = g + std::log(-std::expm1(-g));
+      t.param(GRAFT_ROLE_DECAY_GATE_BIAS)[h] = g + std::log(-std::expm1(-g));
       entropy.push_back(bits / static_cast<double>(B * T));
     }
     const auto [low, high] = std::ranges::minmax(entropy);
@@ -537,7 +537,7 @@ TEST(Paper, ReadsOnlyTheSequencesItWants) {
 }
 
 TEST(Paper, RefusesAnotherParametrisationByRoleAndDomain) {
-  for (const auto& [role, domain] : {std::pair{GRAFT_ROLE_DECAY_BIAS, "log"},
+  for (const auto& [role, domain] : {std::pair{GRAFT_ROLE_DECAY_GATE_BIAS, "log"},
                                      {GRAFT_ROLE_WRITE_GATE, ""},
                                      {GRAFT_ROLE_DECAY_SCALE, "logit"}}) {
     TinyHost tiny(published_shape(), 1, 53);
@@ -704,8 +704,9 @@ std::vector<std::string> calibration_of(const Options& options) {
   std::vector<std::string> needs;
   for (uint32_t i = 0; i < made->v->n_calibration; ++i) {
     const graft_calibration_need& need = made->v->calibration[i];
-    needs.push_back(
-        sdk::cat(need.name, need.required != 0 ? " " : " optional ", need.max_sequences));
+    needs.push_back(sdk::cat(need.name,
+                             (need.flags & GRAFT_NEED_REQUIRED) != 0 ? " " : " optional ",
+                             need.max_sequences));
   }
   return needs;
 }
@@ -728,8 +729,9 @@ TEST(Taylor, NeedsTheRolesOfItsVariant) {
     const auto made = initializer(options);
     std::vector<std::string> names;
     for (uint32_t i = 0; i < made->v->n_needs; ++i) {
-      names.push_back(sdk::cat(made->v->needs[i].on_teacher != 0 ? "teacher " : "student ",
-                               made->v->needs[i].role));
+      names.push_back(
+          sdk::cat((made->v->needs[i].flags & GRAFT_NEED_TEACHER) != 0 ? "teacher " : "student ",
+                   made->v->needs[i].role));
     }
     return names;
   };
@@ -740,7 +742,7 @@ TEST(Taylor, NeedsTheRolesOfItsVariant) {
                                    "teacher graft.role.output", "student graft.role.output"));
   const auto paper = roles({{"variant", text("paper")}});
   EXPECT_EQ(paper.size(), 12U);
-  EXPECT_THAT(paper, Contains("student graft.role.decay-bias"));
+  EXPECT_THAT(paper, Contains("student graft.role.decay-gate-bias"));
   EXPECT_THAT(paper, Contains("student graft.role.output-gate"));
 }
 

@@ -59,7 +59,7 @@ class TinyMixer final : public sdk::Mixer {
     if (shape_.decay) {
       add("a_proj.weight", GRAFT_ROLE_DECAY_GATE, {H, D}, 1);
       add("A_log", GRAFT_ROLE_DECAY_SCALE, {H}, 1, "log");
-      add("dt_bias", GRAFT_ROLE_DECAY_BIAS, {H}, 1, "softplus-inv");
+      add("dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS, {H}, 1, "softplus-inv");
     }
     if (shape_.write_gate) add("b_proj.weight", GRAFT_ROLE_WRITE_GATE, {H, D}, 1, "logit");
     if (shape_.write_bias) add("b_proj.bias", GRAFT_ROLE_WRITE_GATE_BIAS, {H}, 1, "logit");
@@ -189,7 +189,7 @@ class TinyHost {
     at::Tensor keep = at::ones({B, T, H}), beta = at::ones({B, T, H});
     if (shape_.decay) {
       const at::Tensor raw =
-          at::matmul(x, param(GRAFT_ROLE_DECAY_GATE).t()) + param(GRAFT_ROLE_DECAY_BIAS);
+          at::matmul(x, param(GRAFT_ROLE_DECAY_GATE).t()) + param(GRAFT_ROLE_DECAY_GATE_BIAS);
       keep = (-param(GRAFT_ROLE_DECAY_SCALE).exp() * at::softplus(raw)).exp();
     }
     if (shape_.write_gate) {

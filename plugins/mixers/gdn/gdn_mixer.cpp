@@ -60,18 +60,17 @@ void add_streams(ParamSpecs& specs, const BlockOptions& o) {
   if (o.short_conv == 0) return;
   // As LibTorch starts a convolution with one input channel per group.
   const double bound = 1.0 / std::sqrt(static_cast<double>(o.short_conv));
-  for (const auto& [stream, axis, width] : {std::tuple("q", "heads*key", o.key_dim),
-                                            {"k", "heads*key", o.key_dim},
-                                            {"v", "heads*value", o.value_dim}}) {
+  for (const auto& [stream, role, axis, width] :
+       {std::tuple("q", GRAFT_ROLE_SHORT_CONV_Q, "heads*key", o.key_dim),
+        {"k", GRAFT_ROLE_SHORT_CONV_K, "heads*key", o.key_dim},
+        {"v", GRAFT_ROLE_SHORT_CONV_V, "heads*value", o.value_dim}}) {
     const std::string name = cat(stream, "_conv1d");
-    specs
-        .add(name + ".weight", GRAFT_ROLE_SHORT_CONV, cat(axis, ",one,kernel"),
-             {o.heads * width, 1, o.short_conv})
+    specs.add(name + ".weight", role, cat(axis, ",one,kernel"), {o.heads * width, 1, o.short_conv})
         .heads(narrow(o.heads), narrow(width))
         .uniform(-bound, bound)
         .doc(cat("causal depthwise conv on ", stream, "; the last tap is the current token"));
     if (!o.conv_bias) continue;
-    specs.add(name + ".bias", GRAFT_ROLE_SHORT_CONV "-bias", axis, {o.heads * width})
+    specs.add(name + ".bias", cat(role, "-bias"), axis, {o.heads * width})
         .heads(narrow(o.heads), narrow(width))
         .no_decay()
         .doc(cat("causal depthwise conv on ", stream, ", bias"));
@@ -94,7 +93,7 @@ void add_gates(ParamSpecs& specs, const BlockOptions& o) {
       .fp32()
       .no_decay()
       .doc("log of the factor of the decay gate");
-  specs.add("dt_bias", GRAFT_ROLE_DECAY_BIAS, "heads", {o.heads})
+  specs.add("dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", {o.heads})
       .heads(narrow(o.heads), 1)
       .domain("softplus-inv")
       .uniform(mixers::softplus_inverse(0.001), mixers::softplus_inverse(0.1))

@@ -218,7 +218,7 @@ TEST(GdnPlugin, DeclaresFlasParameters) {
   check("a_proj.weight", GRAFT_ROLE_DECAY_GATE, "softplus-inv", {3, 12}, 3, 1);
   check("b_proj.weight", GRAFT_ROLE_WRITE_GATE, "logit", {3, 12}, 3, 1);
   check("A_log", GRAFT_ROLE_DECAY_SCALE, "log", {3}, 3, 1);
-  check("dt_bias", GRAFT_ROLE_DECAY_BIAS, "softplus-inv", {3}, 3, 1);
+  check("dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS, "softplus-inv", {3}, 3, 1);
   check("g_proj.weight", GRAFT_ROLE_OUTPUT_GATE, "silu-inv", {24, 12}, 3, 8);
   check("o_norm.weight", GRAFT_ROLE_NORM, "", {8}, 0, 0);
   check("o_proj.weight", GRAFT_ROLE_OUTPUT, "", {12, 24}, 3, 8);
@@ -242,7 +242,7 @@ TEST(GdnPlugin, DeclaresTheOptionalParametersWhereAskedFor) {
   EXPECT_STREQ(all.spec("b_proj.bias")->domain, "logit");
   EXPECT_STREQ(all.spec("g_proj.bias")->role, GRAFT_ROLE_OUTPUT_GATE_BIAS);
   EXPECT_STREQ(all.spec("q_norm.weight")->role, GRAFT_ROLE_QUERY_NORM);
-  EXPECT_STREQ(all.spec("v_conv1d.weight")->role, GRAFT_ROLE_SHORT_CONV);
+  EXPECT_STREQ(all.spec("v_conv1d.weight")->role, GRAFT_ROLE_SHORT_CONV_V);
 
   const AbiMixer follows(
       layer_info(GRAFT_LAYER_QKV_BIAS | GRAFT_LAYER_O_BIAS | GRAFT_LAYER_QK_NORM));

@@ -51,17 +51,15 @@ struct SpecWriter {
     specs.add(name, role, "key", {o.head_dim}).ones().no_decay().doc(doc);
   }
 
-  void conv(const std::string& stream, int64_t heads) const {
+  void conv(const std::string& stream, const std::string& role, int64_t heads) const {
     const int64_t channels = heads * o.head_dim;
-    specs
-        .add(stream + "_conv1d.weight", GRAFT_ROLE_SHORT_CONV, "heads*key,one,kernel",
-             {channels, 1, o.short_conv})
+    specs.add(stream + "_conv1d.weight", role, "heads*key,one,kernel", {channels, 1, o.short_conv})
         .heads(narrow(heads), narrow(o.head_dim))
         .domain("residual")
         .doc(cat("causal depthwise conv on ", stream,
                  ", less the identity kernel; the last tap is the current token"));
     if (!o.conv_bias) return;
-    specs.add(stream + "_conv1d.bias", GRAFT_ROLE_SHORT_CONV "-bias", "heads*key", {channels})
+    specs.add(stream + "_conv1d.bias", role + "-bias", "heads*key", {channels})
         .heads(narrow(heads), narrow(o.head_dim))
         .no_decay()
         .doc(cat("causal depthwise conv on ", stream, ", bias"));
@@ -85,7 +83,7 @@ struct SpecWriter {
         .heads(narrow(o.heads), 1)
         .domain("softplus-inv")
         .doc("dt before softplus: strength of a write, and of the decay before it");
-    specs.add("dt_bias", GRAFT_ROLE_DECAY_BIAS, "heads", {o.heads})
+    specs.add("dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", {o.heads})
         .heads(narrow(o.heads), 1)
         .domain("softplus-inv")
         .constant(softplus_inverse(1))
@@ -234,9 +232,9 @@ void LinearMixer::param_specs(ParamSpecs& specs) {
     writer.norm("k_norm.weight", GRAFT_ROLE_KEY_NORM, "RMSNorm of a key head");
   }
   if (o.short_conv > 0) {
-    writer.conv("q", o.heads);
-    writer.conv("k", o.kv_heads);
-    writer.conv("v", o.kv_heads);
+    writer.conv("q", GRAFT_ROLE_SHORT_CONV_Q, o.heads);
+    writer.conv("k", GRAFT_ROLE_SHORT_CONV_K, o.kv_heads);
+    writer.conv("v", GRAFT_ROLE_SHORT_CONV_V, o.kv_heads);
   }
   writer.feature_map("q", GRAFT_ROLE_FEATURE_MAP_Q);
   writer.feature_map("k", GRAFT_ROLE_FEATURE_MAP_K);

@@ -205,7 +205,7 @@ TEST(LinearPlugins, DeclareTheirParameters) {
   check("q_proj.weight", GRAFT_ROLE_QUERY, "", {24, 12}, 4, 6);
   check("k_proj.weight", GRAFT_ROLE_KEY, "", {12, 12}, 2, 6);
   check("v_proj.weight", GRAFT_ROLE_VALUE, "", {12, 12}, 2, 6);
-  check("k_conv1d.weight", GRAFT_ROLE_SHORT_CONV, "residual", {12, 1, 4}, 2, 6);
+  check("k_conv1d.weight", GRAFT_ROLE_SHORT_CONV_K, "residual", {12, 1, 4}, 2, 6);
   check("feature_map_k.weight", GRAFT_ROLE_FEATURE_MAP_K, "", {4, 6, 6}, 4, 6);
   check("feature_map_q.bias", GRAFT_ROLE_FEATURE_MAP_Q "-bias", "", {4, 6}, 4, 6);
   check("dt_proj.weight", GRAFT_ROLE_DECAY_GATE, "softplus-inv", {4, 12}, 4, 1);

@@ -56,8 +56,8 @@ TEST(CrossEntropy, NeedsLogitsAndLabelsAndMayUseMaskAndWeight) {
   std::vector<std::string> needs;
   for (uint32_t i = 0; i < made->v->n_needs; ++i) {
     const graft_signal_need& need = made->v->needs[i];
-    needs.push_back(std::string(need.name) + (need.want_grad != 0 ? " grad" : "") +
-                    (need.optional != 0 ? " optional" : ""));
+    needs.push_back(std::string(need.name) + ((need.flags & GRAFT_NEED_GRAD) != 0 ? " grad" : "") +
+                    ((need.flags & GRAFT_NEED_REQUIRED) == 0 ? " optional" : ""));
   }
   EXPECT_THAT(needs, ElementsAre("student.logits grad", "labels", "loss_mask optional",
                                  "token_weight optional"));

@@ -63,8 +63,8 @@ TEST(Kl, NeedsBothLogitsAndMayUseMaskAndWeight) {
   std::vector<std::string> needs;
   for (uint32_t i = 0; i < made->v->n_needs; ++i) {
     const graft_signal_need& need = made->v->needs[i];
-    needs.push_back(std::string(need.name) + (need.want_grad != 0 ? " grad" : "") +
-                    (need.optional != 0 ? " optional" : ""));
+    needs.push_back(std::string(need.name) + ((need.flags & GRAFT_NEED_GRAD) != 0 ? " grad" : "") +
+                    ((need.flags & GRAFT_NEED_REQUIRED) == 0 ? " optional" : ""));
   }
   EXPECT_THAT(needs, ElementsAre("student.logits grad", "teacher.logits", "loss_mask optional",
                                  "token_weight optional"));

@@ -161,6 +161,39 @@ const Component& Library::find(Kind kind, std::string_view id) const {
   fail("has no ", name_of(kind), " '", id, "'");
 }
 
+Options options_for(const graft_desc& desc, const Settings& settings) {
+  Options out;
+  for (const auto& [component, given] : settings.options) {
+    const bool this_one =
+        component == name_of(desc) || (desc.alias != nullptr && component == desc.alias);
+    for (const auto& [key, text] : given) {
+      if (this_one) out.insert_or_assign(key, parse_option(desc, key, text));
+    }
+  }
+  return out;
+}
+
+std::vector<NamedOptions> configurations(const graft_desc& desc, const Options& given) {
+  std::vector<NamedOptions> out{{"the defaults", given}};
+  for (std::uint32_t i = 0; i < desc.n_options; ++i) {
+    const graft_option& option = *desc.options[i];
+    if (given.contains(option.key)) continue;
+    const auto add = [&](sdk::Value value, std::string_view text) {
+      Options options = given;
+      options.insert_or_assign(option.key, std::move(value));
+      out.push_back({sdk::cat(option.key, " = ", text), std::move(options)});
+    };
+    if (option.def.type == GRAFT_BOOL) {
+      add(sdk::Value::of(option.def.u.i == 0), option.def.u.i == 0 ? "true" : "false");
+    }
+    for (const char* const* one = option.one_of; one != nullptr && *one != nullptr; ++one) {
+      if (option.def.u.s == nullptr || std::string_view(option.def.u.s) != *one)
+        add(sdk::Value::of(std::string(*one)), *one);
+    }
+  }
+  return out;
+}
+
 std::string name_of(const graft_desc& desc) { return desc.id == nullptr ? "" : desc.id; }
 
 }  // namespace graft::conformance

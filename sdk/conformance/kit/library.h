@@ -52,6 +52,16 @@ class CompleteConfig {
 // none of the component's.
 sdk::Value parse_option(const graft_desc& desc, const std::string& key, const std::string& text);
 
+// What the settings say of a component, over its defaults.
+Options options_for(const graft_desc& desc, const Settings& settings);
+// The component's own configuration and, one option at a time, each other value that an enum or a
+// bool may take over `given`: "variant = paper".
+struct NamedOptions {
+  std::string name;  // "the defaults" for the first
+  Options options;
+};
+std::vector<NamedOptions> configurations(const graft_desc& desc, const Options& given);
+
 struct Component {
   Kind kind;
   const graft_desc* desc;

@@ -172,11 +172,14 @@ MixerInputs MixerInputs::copy() const {
 }
 
 Mixer::Mixer(Context& context, const Layer& layer, const Options& more)
+    : Mixer(context, *context.library.mixers(), layer, more) {}
+
+Mixer::Mixer(Context& context, const graft_mixer_factory& factory, const Layer& layer,
+             const Options& more)
     : context_(context), layer_(layer) {
   Options options = context.options;
   for (const auto& [key, value] : more) options[key] = value;
   const CompleteConfig config(context.desc(), options);
-  const graft_mixer_factory& factory = *context.library.mixers();
   const Outcome outcome = outcome_of([&](graft_error* e) {
     return factory.create(context.desc().id, layer.c(), config.c(), &handle_, e);
   });

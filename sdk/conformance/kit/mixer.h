@@ -69,6 +69,9 @@ class Mixer {
   // With the settings' options, and `more` over them. Skips where the mixer refuses this layer,
   // unless it is the small one.
   explicit Mixer(Context& context, const Layer& layer = small_layer(), const Options& more = {});
+  // One that lies in no library.
+  Mixer(Context& context, const graft_mixer_factory& factory, const Layer& layer,
+        const Options& more = {});
   ~Mixer();
   Mixer(const Mixer&) = delete;
   Mixer& operator=(const Mixer&) = delete;

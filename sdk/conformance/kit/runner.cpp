@@ -75,18 +75,6 @@ const typename Map::mapped_type* find_setting(const Map& map, const Subject& sub
   return nullptr;
 }
 
-Options options_for(const graft_desc& desc, const Settings& settings) {
-  Options out;
-  for (const auto& [component, given] : settings.options) {
-    const bool this_one =
-        component == name_of(desc) || (desc.alias != nullptr && component == desc.alias);
-    for (const auto& [key, text] : given) {
-      if (this_one) out.insert_or_assign(key, parse_option(desc, key, text));
-    }
-  }
-  return out;
-}
-
 void run_test(const Test& test, const Subject& subject, const Settings& settings, Result& result) {
   const Library library(settings.plugin);
   const Component* component = nullptr;

@@ -40,7 +40,9 @@ namespace graft::sdk {
 namespace detail {
 template <class Interface>
 struct Handle;
-}
+
+constexpr uint32_t bit_if(bool set, uint32_t bit) noexcept { return set ? bit : 0u; }
+}  // namespace detail
 
 // ---------------------------------------------------------------- mixer
 
@@ -129,7 +131,9 @@ class Mixer {
 // The roles an initializer asks for; the host checks them before it loads a weight.
 class RoleNeeds {
  public:
-  void teacher(std::string role, bool required = true) { add(std::move(role), 1, required); }
+  void teacher(std::string role, bool required = true) {
+    add(std::move(role), GRAFT_NEED_TEACHER, required);
+  }
   void student(std::string role, bool required = true) { add(std::move(role), 0, required); }
   std::span<const graft_role_need> c() {
     for (std::size_t i = 0; i < roles_.size(); ++i) needs_[i].role = roles_[i].c_str();
@@ -137,9 +141,9 @@ class RoleNeeds {
   }
 
  private:
-  void add(std::string role, uint32_t on_teacher, bool required) {
+  void add(std::string role, uint32_t side, bool required) {
     roles_.push_back(std::move(role));
-    needs_.push_back({nullptr, on_teacher, required ? 1u : 0u});
+    needs_.push_back({nullptr, side | detail::bit_if(required, GRAFT_NEED_REQUIRED), 0});
   }
   std::deque<std::string> roles_;
   std::vector<graft_role_need> needs_;
@@ -151,7 +155,7 @@ class CalibrationNeeds {
   // max_sequences: of how many sequences it wants the signal, 0 = all; those come first.
   void add(std::string signal, bool required = true, uint32_t max_sequences = 0) {
     names_.push_back(std::move(signal));
-    needs_.push_back({nullptr, required ? 1u : 0u, max_sequences});
+    needs_.push_back({nullptr, detail::bit_if(required, GRAFT_NEED_REQUIRED), max_sequences});
   }
   std::span<const graft_calibration_need> c() {
     for (std::size_t i = 0; i < names_.size(); ++i) needs_[i].name = names_[i].c_str();
@@ -389,7 +393,10 @@ class SignalNeeds {
  public:
   void add(std::string signal, bool want_grad = false, bool optional = false) {
     names_.push_back(std::move(signal));
-    needs_.push_back({nullptr, want_grad ? 1u : 0u, optional ? 1u : 0u});
+    needs_.push_back({nullptr,
+                      detail::bit_if(want_grad, GRAFT_NEED_GRAD) |
+                          detail::bit_if(!optional, GRAFT_NEED_REQUIRED),
+                      0});
   }
   std::span<const graft_signal_need> c() {
     for (std::size_t i = 0; i < names_.size(); ++i) needs_[i].name = names_[i].c_str();

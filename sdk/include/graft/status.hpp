@@ -53,7 +53,7 @@ inline void copy_cut(char* to, std::size_t room, std::string_view text) noexcept
 // Fills the caller's error (which may be NULL) and gives back its code.
 inline graft_status fill_error(graft_error* error, graft_status code, std::string_view where,
                                std::string_view message) noexcept {
-  if (error == nullptr || error->struct_size < sizeof(graft_error)) return code;
+  if (error == nullptr || !GRAFT_HAS(graft_error, error, message)) return code;
   // LibTorch appends a stack trace to its messages; the host has no use for it.
   message = message.substr(0, message.find("\nException raised from "));
   error->code = code;

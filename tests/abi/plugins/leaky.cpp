@@ -1,5 +1,4 @@
-// A whole plugin in C++20 without LibTorch: a mixer with a parameter, a state and a backward of its
-// own. Copy it and change the arithmetic.
+// A mixer of the C++ SDK without LibTorch, with a parameter, a state and a backward, for the tests.
 //
 //   s_t = a_h s_{t-1} + (1 - a_h) x_t,   y_t = s_t,   a_h = sigmoid(decay_h)
 //
@@ -50,7 +49,7 @@ class Leaky final : public sdk::Mixer {
   }
 
   void param_specs(sdk::ParamSpecs& specs) override {
-    specs.add("decay", GRAFT_ROLE_DECAY_BIAS, "heads", {heads_})
+    specs.add("decay", GRAFT_ROLE_DECAY_GATE_BIAS, "heads", {heads_})
         .heads(static_cast<int32_t>(heads_), 1)
         .domain("logit")
         .doc("raw decay of each head")

@@ -1,7 +1,4 @@
-/* A whole plugin in one C file: the mixer y = scale * x. Copy it and change the arithmetic.
- *
- * It needs graft.h and a C11 compiler, nothing else. Read the rules at the top of graft.h first.
- */
+/* A plugin in plain C for the tests: the mixer y = scale * x. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,10 +190,16 @@ static const graft_plugin plugin = {
 GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiate_in* in,
                                                             graft_negotiate_out* out,
                                                             graft_error* error) {
-  if (in->min_abi > GRAFT_ABI_CURRENT || in->max_abi < GRAFT_ABI_CURRENT) {
-    return fail(error, GRAFT_ABI_MISMATCH, "abi", "this plugin speaks graft ABI 0.1 only");
+  /* The version whose header has all that is used here; a later header does not change it. */
+  const uint32_t spoken = GRAFT_ABI(1, 0);
+  if (in->min_abi > spoken || in->max_abi < spoken) {
+    return fail(error, GRAFT_ABI_MISMATCH, "abi",
+                "this plugin speaks graft ABI 1.0, which the host does not offer");
   }
-  out->abi = GRAFT_ABI_CURRENT;
+  if (in->dlpack_major != DLPACK_MAJOR_VERSION) {
+    return fail(error, GRAFT_ABI_MISMATCH, "dlpack_major", "this plugin speaks DLPack 1");
+  }
+  out->abi = spoken;
   out->plugin = &plugin;
   return GRAFT_OK;
 }
