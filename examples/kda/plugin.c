@@ -9,7 +9,8 @@
 #include "graft/graft.h"
 #include "kernel.h"
 
-static const graft_host* the_host; /* valid until the process ends */
+static const graft_host* the_host;
+static int init_count;
 
 /* Says what went wrong and where; gives back the status to return. */
 static graft_status fail(graft_error* error, graft_status code, const char* where,
@@ -231,7 +232,7 @@ static void add_gates(kda* self, bool write_bias) {
             GRAFT_ROLE_DECAY_GATE, rank > 0 ? "heads*key,decay_rank" : "heads*key,model",
             "softplus-inv", "decay gate of each channel, before softplus", width,
             rank > 0 ? rank : b->model, d);
-  graft_param_spec* spec = add_param(self, PARAM_DT_BIAS, "dt_bias", GRAFT_ROLE_DECAY_BIAS,
+  graft_param_spec* spec = add_param(self, PARAM_DT_BIAS, "dt_bias", GRAFT_ROLE_DECAY_GATE_BIAS,
                                      "heads*key", "softplus-inv", "decay gate, bias", width, 0, d);
   spec->flags |= GRAFT_P_FP32;
   spec->init = GRAFT_INIT_UNIFORM; /* softplus of it: 0.001 to 0.1 */
@@ -787,14 +788,19 @@ static const graft_mixer_factory factory = {.struct_size = sizeof(graft_mixer_fa
 
 /* ---------------------------------------------------------------- the library */
 
+/* Several parts of a process may open a library, each with a host of its own: the first one stays
+ * until the last deinit.
+ */
 static graft_status init(const graft_host* host, const char* library_path, graft_error* error) {
   (void)library_path;
-  (void)error;
-  the_host = host;
+  if (host == NULL) return fail(error, GRAFT_INVALID_ARGUMENT, "host", "it is missing (NULL)");
+  if (init_count++ == 0) the_host = host;
   return GRAFT_OK;
 }
 
-static void deinit(void) {}
+static void deinit(void) {
+  if (init_count > 0 && --init_count == 0) the_host = NULL;
+}
 
 static const void* library_extension(const char* id) {
   return id != NULL && strcmp(id, GRAFT_EXT_MIXER_FACTORY) == 0 ? &factory : NULL;
@@ -807,7 +813,7 @@ static const graft_plugin plugin = {
     .url = "https://arxiv.org/abs/2510.26692",
     .version = "1.0.0",
     .license = "Apache-2.0",
-    .build_tags = "",
+    .build_tags = GRAFT_BUILD_TAGS, /* from graft_add_plugin() */
     .init = init,
     .deinit = deinit,
     .get_extension = library_extension,
@@ -818,7 +824,15 @@ GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiat
                                                             graft_negotiate_out* out,
                                                             graft_error* error) {
   if (in->min_abi > GRAFT_ABI_CURRENT || in->max_abi < GRAFT_ABI_CURRENT)
-    return fail(error, GRAFT_ABI_MISMATCH, "abi", "this plugin speaks graft ABI 0.1 only");
+    return fail(error, GRAFT_ABI_MISMATCH, "abi",
+                "this plugin speaks graft ABI %u.%u, the host %u.%u to %u.%u",
+                GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT), GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT),
+                GRAFT_ABI_MAJOR(in->min_abi), GRAFT_ABI_MINOR(in->min_abi),
+                GRAFT_ABI_MAJOR(in->max_abi), GRAFT_ABI_MINOR(in->max_abi));
+  if (in->dlpack_major != DLPACK_MAJOR_VERSION)
+    return fail(error, GRAFT_ABI_MISMATCH, "dlpack_major",
+                "this plugin speaks DLPack %d, the host %u", DLPACK_MAJOR_VERSION,
+                in->dlpack_major);
   out->abi = GRAFT_ABI_CURRENT;
   out->plugin = &plugin;
   return GRAFT_OK;

@@ -24,7 +24,8 @@
 #define INLINE static inline
 #endif
 
-static const graft_host* the_host; /* valid until the process ends */
+static const graft_host* the_host;
+static int init_count;
 
 /* ---------------------------------------------------------------- what the mathematics works on */
 
@@ -640,14 +641,19 @@ static const graft_mixer_factory factory = {.struct_size = sizeof(graft_mixer_fa
 
 /* ---------------------------------------------------------------- the library */
 
+/* Several parts of a process may open a library, each with a host of its own: the first one stays
+ * until the last deinit.
+ */
 static graft_status init(const graft_host* host, const char* library_path, graft_error* error) {
   (void)library_path;
-  (void)error;
-  the_host = host;
+  if (host == NULL) return fail(error, GRAFT_INVALID_ARGUMENT, "host", "it is missing (NULL)");
+  if (init_count++ == 0) the_host = host;
   return GRAFT_OK;
 }
 
-static void deinit(void) {}
+static void deinit(void) {
+  if (init_count > 0 && --init_count == 0) the_host = NULL;
+}
 
 static const void* library_extension(const char* id) {
   return id != NULL && strcmp(id, GRAFT_EXT_MIXER_FACTORY) == 0 ? &factory : NULL;
@@ -660,7 +666,7 @@ static const graft_plugin plugin = {
     .url = "https://arxiv.org/abs/2307.08621",
     .version = "1.0.0",
     .license = "Apache-2.0",
-    .build_tags = "",
+    .build_tags = GRAFT_BUILD_TAGS, /* from graft_add_plugin() */
     .init = init,
     .deinit = deinit,
     .get_extension = library_extension,
@@ -671,7 +677,15 @@ GRAFT_EXPORT graft_status GRAFT_CALL graft_plugin_negotiate(const graft_negotiat
                                                             graft_negotiate_out* out,
                                                             graft_error* error) {
   if (in->min_abi > GRAFT_ABI_CURRENT || in->max_abi < GRAFT_ABI_CURRENT)
-    return fail(error, GRAFT_ABI_MISMATCH, "abi", "this plugin speaks graft ABI 0.1 only");
+    return fail(error, GRAFT_ABI_MISMATCH, "abi",
+                "this plugin speaks graft ABI %u.%u, the host %u.%u to %u.%u",
+                GRAFT_ABI_MAJOR(GRAFT_ABI_CURRENT), GRAFT_ABI_MINOR(GRAFT_ABI_CURRENT),
+                GRAFT_ABI_MAJOR(in->min_abi), GRAFT_ABI_MINOR(in->min_abi),
+                GRAFT_ABI_MAJOR(in->max_abi), GRAFT_ABI_MINOR(in->max_abi));
+  if (in->dlpack_major != DLPACK_MAJOR_VERSION)
+    return fail(error, GRAFT_ABI_MISMATCH, "dlpack_major",
+                "this plugin speaks DLPack %d, the host %u", DLPACK_MAJOR_VERSION,
+                in->dlpack_major);
   out->abi = GRAFT_ABI_CURRENT;
   out->plugin = &plugin;
   return GRAFT_OK;
