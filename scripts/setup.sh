@@ -20,7 +20,7 @@ log=$deps/setup.log
 export GRAFT_CACHE=${GRAFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/graft}
 
 build_packages=(
-  ca-certificates ccache cmake g++ git ninja-build python3 python3-venv
+  abigail-tools ca-certificates ccache cmake g++ git ninja-build python3 python3-venv
   libboost-dev libboost-filesystem-dev libcli11-dev libicu-dev libpcre2-dev libspdlog-dev libssl-dev
   libtomlplusplus-dev nlohmann-json3-dev libbenchmark-dev libgmock-dev libgtest-dev
 )

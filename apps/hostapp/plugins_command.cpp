@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/hostapp/table.h"
+#include "core/abi/abi_range.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/suggest.h"
@@ -110,10 +111,6 @@ const Component& find_anywhere(PluginRegistry& registry, const std::string& name
   for (const auto& place : registry.search_path()) looked += "\n  looked in " + place.string();
   for (const RefusedPlugin& refused : registry.refused()) looked += "\n  refused: " + refused.cause;
   fail(ErrorKind::usage, "there is no plugin " + quoted(name) + did_you_mean(name, known) + looked);
-}
-
-std::string abi_text(std::uint32_t abi) {
-  return std::to_string(GRAFT_ABI_MAJOR(abi)) + "." + std::to_string(GRAFT_ABI_MINOR(abi));
 }
 
 // The LibTorch a library was built with, out of "compiler=gcc-13;cxx11abi=1;libtorch=2.8.0".

@@ -3,6 +3,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <spdlog/spdlog.h>
+
+#include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -206,24 +210,60 @@ std::unique_ptr<Mixer> make_mixer(const StudentSection& section, const graft_lay
   }
 }
 
+// A mixer's tensor out of the checkpoint: float32, finite.
+at::Tensor read_parameter(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorView& view = checkpoint.at(name);
+  if (view.dtype != DType::F32)
+    fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) + " is " +
+                               graft::name(view.dtype) +
+                               "; a mixer's parameters are stored as F32");
+  if (const auto bad = find_non_finite(view))
+    fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
+                               " holds " + bad->value + " at element " +
+                               std::to_string(bad->flat_index));
+  at::Tensor value = at::empty(view.shape, at::kFloat);
+  std::memcpy(value.data_ptr(), view.data, view.bytes);
+  return value;
+}
+
 void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
                 std::set<std::string>& unused) {
   for (const MixerParameter& parameter : mixer.parameters()) {
     const std::string name = prefix + parameter.name;
-    const TensorView& view = checkpoint.at(name);
-    if (view.dtype != DType::F32)
-      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
-                                 " is " + graft::name(view.dtype) +
-                                 "; a mixer's parameters are stored as F32");
-    if (const auto bad = find_non_finite(view))
-      fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
-                                 " holds " + bad->value + " at element " +
-                                 std::to_string(bad->flat_index));
-    at::Tensor value = at::empty(view.shape, at::kFloat);
-    std::memcpy(value.data_ptr(), view.data, view.bytes);
-    mixer.load_parameter(parameter.name, value);
+    const bool optional = (parameter.spec->flags & GRAFT_P_OPTIONAL) != 0;
+    if (optional && checkpoint.find(name) == nullptr) continue;  // keeps its default
+    mixer.load_parameter(parameter.name, read_parameter(checkpoint, name));
     unused.erase(name);
   }
+}
+
+std::string schema_problem(const StudentSection& section, const Mixer& plugin,
+                           const std::string& file) {
+  return file + ": the student's parameters follow param_schema " +
+         std::to_string(section.param_schema) + " of mixer '" + section.mixer_id + "' (version " +
+         section.version + "); the plugin at hand has param_schema " +
+         std::to_string(plugin.param_schema()) + " (version " + plugin.component().version + ")";
+}
+
+// What was stored under an older schema goes through the plugin's own graft.mixer-migrate/1.
+void migrate_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
+                   const StudentSection& section, const std::string& file,
+                   std::set<std::string>& unused) {
+  std::map<std::string, at::Tensor> stored;
+  for (const std::string& name : checkpoint.names())
+    if (name.starts_with(prefix))
+      stored.emplace(name.substr(prefix.size()), read_parameter(checkpoint, name));
+  std::deque<BorrowedTensor> borrowed;
+  std::map<std::string, const DLTensor*> old_params;
+  for (const auto& [name, tensor] : stored) old_params[name] = borrowed.emplace_back(tensor).get();
+  const std::vector<at::Tensor> tensors = mixer.parameter_tensors();
+  BorrowedTensors params(tensors);
+  const std::vector<DLTensor*> pointers(params.data(), params.data() + params.size());
+  if (!mixer.plugin().migrate(static_cast<std::uint32_t>(section.param_schema), old_params,
+                              pointers))
+    fail(ErrorKind::plugin,
+         schema_problem(section, mixer.plugin(), file) + ", which cannot read the older one");
+  for (const auto& [name, tensor] : stored) unused.erase(prefix + name);
 }
 
 }  // namespace
@@ -280,13 +320,10 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
   for (const std::int64_t layer : section.layers) {
     const LayerInfo info(config, layer);
     auto plugin = make_mixer(section, info.c_info(), registry, file);
-    if (static_cast<std::int64_t>(plugin->param_schema()) != section.param_schema)
-      fail(ErrorKind::plugin, file + ": the student's parameters follow param_schema " +
-                                  std::to_string(section.param_schema) + " of mixer '" +
-                                  section.mixer_id + "' (version " + section.version +
-                                  "); the plugin at hand has param_schema " +
-                                  std::to_string(plugin->param_schema()) + " (version " +
-                                  plugin->component().version + ")");
+    const auto schema = static_cast<std::int64_t>(plugin->param_schema());
+    if (section.param_schema > schema)
+      fail(ErrorKind::plugin,
+           schema_problem(section, *plugin, file) + "; a newer plugin is needed");
     mixers[layer] = std::make_shared<TokenMixer>(std::move(plugin), 0);
     prefixes.push_back(mixer_prefix(config, layer));
   }
@@ -300,7 +337,18 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
       Backbone::load(config, checkpoint, {compute, section.layers, foreign}));
   std::set<std::string> unused(backbone->left_over().begin(), backbone->left_over().end());
   std::size_t i = 0;
-  for (const auto& [layer, mixer] : mixers) load_mixer(*mixer, checkpoint, prefixes[i++], unused);
+  bool migrated = false;
+  for (const auto& [layer, mixer] : mixers) {
+    const std::string& prefix = prefixes[i++];
+    migrated = static_cast<std::int64_t>(mixer->plugin().param_schema()) != section.param_schema;
+    if (migrated)
+      migrate_mixer(*mixer, checkpoint, prefix, section, file, unused);
+    else
+      load_mixer(*mixer, checkpoint, prefix, unused);
+  }
+  if (migrated)
+    spdlog::info("{}: parameters of param_schema {} were brought to the plugin's {}", file,
+                 section.param_schema, mixers.begin()->second->plugin().param_schema());
   if (!unused.empty())
     fail(ErrorKind::input, checkpoint.file_of(*unused.begin()).string() + ": tensor " +
                                quoted(*unused.begin()) + " (and " +

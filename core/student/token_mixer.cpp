@@ -120,13 +120,22 @@ void TokenMixer::load_parameter(const std::string& name, const at::Tensor& value
 
 at::Tensor TokenMixer::Plan::Tensor::allocate() const { return at::zeros(shape, dtype); }
 
+namespace {
+
+// The same for plan() and for the call it is made for.
+std::uint64_t flags_of_call(bool training) {
+  return GRAFT_X_DETERMINISTIC | (training ? GRAFT_X_TRAINING : 0);
+}
+
+}  // namespace
+
 TokenMixer::Plan TokenMixer::plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype,
                                   bool training) {
   graft_plan_in in{};
   in.struct_size = sizeof in;
   in.device_type = kDLCPU;
   in.dtype = dl_dtype(dtype);
-  in.flags = training ? GRAFT_X_TRAINING : 0;
+  in.flags = flags_of_call(training);
   in.batch = batch;
   in.tokens = tokens;
   const graft_plan_out out = plugin_->plan(in);
@@ -150,11 +159,11 @@ std::vector<std::string> TokenMixer::tap_names() {
   return names;
 }
 
-graft_exec TokenMixer::exec(std::uint64_t workspace_bytes, std::uint64_t flags) {
+graft_exec TokenMixer::exec(std::uint64_t workspace_bytes, bool training) {
   graft_exec exec{};
   exec.struct_size = sizeof exec;
   exec.device_type = kDLCPU;
-  exec.flags = flags | GRAFT_X_DETERMINISTIC;
+  exec.flags = flags_of_call(training);
   exec.workspace = workspace_.reserve(workspace_bytes);
   exec.workspace_bytes = workspace_bytes;
   return exec;
@@ -183,10 +192,10 @@ struct MixerCall {
   BorrowedTensors params, state_in, state_out, saved, taps;
   graft_mixer_forward args{};
 
-  MixerCall(const at::Tensor& x_in, const at::Tensor& y_out, const at::Tensor& positions_in,
-            const at::Tensor& mask_in, const std::vector<at::Tensor>& param_tensors,
-            const std::vector<at::Tensor>& state_from, const std::vector<at::Tensor>& state_to,
-            const std::vector<at::Tensor>& saved_tensors,
+  MixerCall(const TokenMixer::Plan& plan, const at::Tensor& x_in, const at::Tensor& y_out,
+            const at::Tensor& positions_in, const at::Tensor& mask_in,
+            const std::vector<at::Tensor>& param_tensors, const std::vector<at::Tensor>& state_from,
+            const std::vector<at::Tensor>& state_to, const std::vector<at::Tensor>& saved_tensors,
             const std::vector<at::Tensor>& tap_tensors)
       : x(x_in),
         y(y_out),
@@ -199,9 +208,10 @@ struct MixerCall {
         taps(tap_tensors) {
     args.struct_size = sizeof args;
     args.n_params = params.size();
-    args.n_state = std::max(state_in.size(), state_out.size());
-    args.n_saved = saved.size();
-    args.n_taps = taps.size();
+    // The plan's, also where an array is NULL.
+    args.n_state = static_cast<std::uint32_t>(plan.state.size());
+    args.n_saved = static_cast<std::uint32_t>(plan.saved.size());
+    args.n_taps = static_cast<std::uint32_t>(plan.taps.size());
     args.x = x.get();
     args.y = y.get();
     args.positions = positions.get();
@@ -226,13 +236,13 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
     const at::Tensor positions = positions_in.value_or(at::Tensor()),
                      pad_mask = pad_mask_in.value_or(at::Tensor());
     const TokenMixer::Plan plan = mixer->plan(x.size(0), x.size(1), x.scalar_type(), true);
-    const at::Tensor input = x.contiguous();
+    const at::Tensor input = aligned(x.contiguous());
     at::Tensor y = at::empty_like(input);
     std::vector<at::Tensor> saved, taps(plan.taps.size());
     for (const auto& tensor : plan.saved) saved.push_back(tensor.allocate());
     for (const std::size_t i : wanted) taps[i] = plan.taps[i].allocate();
-    MixerCall call(input, y, positions, pad_mask, params.vec(), {}, {}, saved, taps);
-    mixer->plugin_->forward(mixer->exec(plan.workspace_forward, GRAFT_X_TRAINING), call.args);
+    MixerCall call(plan, input, y, positions, pad_mask, params.vec(), {}, {}, saved, taps);
+    mixer->plugin_->forward(mixer->exec(plan.workspace_forward, /*training=*/true), call.args);
 
     torch::autograd::variable_list kept{input, positions, pad_mask};
     kept.insert(kept.end(), params.begin(), params.end());
@@ -262,17 +272,17 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
     std::vector<at::Tensor> dtaps(plan.taps.size());
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (grads[i + 1].defined())
-        dtaps[static_cast<std::size_t>(wanted[i])] = grads[i + 1].contiguous();
+        dtaps[static_cast<std::size_t>(wanted[i])] = aligned(grads[i + 1].contiguous());
     // What nobody asks for is NULL: a plugin then leaves its matrix products out.
     const at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
     std::vector<at::Tensor> dparams(n_params);
     for (std::size_t i = 0; i < n_params; ++i)
       if (ctx->needs_input_grad(1 + i)) dparams[i] = at::empty_like(params[i]);
 
-    MixerCall call(x, {}, positions, pad_mask, params, {}, {}, saved, {});
-    BorrowedTensor dy(grads[0].defined() ? grads[0].contiguous() : at::zeros_like(x)), dx_out(dx);
+    MixerCall call(plan, x, {}, positions, pad_mask, params, {}, {}, saved, {});
+    BorrowedTensor dy(grads[0].defined() ? aligned(grads[0].contiguous()) : at::zeros_like(x)),
+        dx_out(dx);
     BorrowedTensors dtaps_in(dtaps), dparams_out(dparams);
-    call.args.n_taps = dtaps_in.size();
     graft_mixer_backward args{};
     args.struct_size = sizeof args;
     args.fwd = &call.args;
@@ -280,7 +290,7 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
     args.dtaps = wanted.empty() ? nullptr : dtaps_in.const_data();
     args.dx = dx_out.get();
     args.dparams = dparams_out.data();
-    mixer->plugin_->backward(mixer->exec(plan.workspace_backward, GRAFT_X_TRAINING), args);
+    mixer->plugin_->backward(mixer->exec(plan.workspace_backward, /*training=*/true), args);
 
     torch::autograd::variable_list result{dx};
     result.insert(result.end(), dparams.begin(), dparams.end());
@@ -289,8 +299,17 @@ class MixerFunction : public torch::autograd::Function<MixerFunction> {
   }
 };
 
+at::Tensor TokenMixer::usable_mask(const at::Tensor& pad_mask) const {
+  if (!pad_mask.defined() || plugin_->component().has(GRAFT_CAP_PAD_MASK)) return pad_mask;
+  if (pad_mask.ne(0).all().item<bool>()) return {};
+  fail(ErrorKind::plugin, "mixer '" + plugin_->label() +
+                              "' takes no pad mask (GRAFT_CAP_PAD_MASK), and these rows have "
+                              "different lengths; give it one row at a time");
+}
+
 MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions,
-                                const at::Tensor& pad_mask, const std::vector<std::string>& taps) {
+                                const at::Tensor& mask, const std::vector<std::string>& taps) {
+  const at::Tensor pad_mask = usable_mask(mask);
   const bool training =
       at::GradMode::is_enabled() &&
       (x.requires_grad() || std::any_of(parameters_.begin(), parameters_.end(),
@@ -313,12 +332,13 @@ MixerOutput TokenMixer::forward(const at::Tensor& x, const at::Tensor& positions
 MixerOutput TokenMixer::infer(const at::Tensor& x, const at::Tensor& positions,
                               const at::Tensor& pad_mask, const Plan& sizes,
                               const std::vector<std::size_t>& wanted, bool want_y) {
-  const at::Tensor input = x.contiguous();
+  const at::Tensor input = aligned(x.contiguous());
   MixerOutput out{want_y ? at::empty_like(input) : at::Tensor(), {}};
   std::vector<at::Tensor> all_taps(sizes.taps.size());
   for (const std::size_t i : wanted) out.taps.push_back(all_taps[i] = sizes.taps[i].allocate());
-  MixerCall call(input, out.y, positions, pad_mask, parameter_tensors(), {}, {}, {}, all_taps);
-  plugin_->forward(exec(sizes.workspace_forward, 0), call.args);
+  MixerCall call(sizes, input, out.y, positions, pad_mask, parameter_tensors(), {}, {}, {},
+                 all_taps);
+  plugin_->forward(exec(sizes.workspace_forward, /*training=*/false), call.args);
   return out;
 }
 
@@ -331,25 +351,31 @@ std::vector<at::Tensor> TokenMixer::taps(const at::Tensor& x,
 }
 
 at::Tensor TokenMixer::advance(const at::Tensor& x, const at::Tensor& positions,
-                               const at::Tensor& pad_mask, MixerState& state) {
+                               const at::Tensor& mask, MixerState& state) {
   at::NoGradGuard no_grad;
+  if (!plugin_->component().has(GRAFT_CAP_STATE_IO))
+    fail(ErrorKind::plugin, "mixer '" + plugin_->label() +
+                                "' cannot go on from a state (GRAFT_CAP_STATE_IO): it can be "
+                                "trained and evaluated, but does not generate");
+  const at::Tensor pad_mask = usable_mask(mask);
   const Plan sizes = plan(x.size(0), x.size(1), x.scalar_type(), false);
   const bool fresh = state.empty();
   if (fresh)
     for (const auto& tensor : sizes.state) state.push_back(tensor.allocate());
-  const at::Tensor input = x.contiguous();
+  const at::Tensor input = aligned(x.contiguous());
   at::Tensor y = at::empty_like(input);
   const std::vector<at::Tensor> params = parameter_tensors();
   if (!fresh && x.size(1) == 1 && plugin_->has_step()) {
     // step() may update the state in place.
-    MixerCall call(input, y, positions, pad_mask, params, state, state, {}, {});
-    plugin_->step(exec(sizes.workspace_step, 0), call.args);
+    MixerCall call(sizes, input, y, positions, pad_mask, params, state, state, {}, {});
+    plugin_->step(exec(sizes.workspace_step, /*training=*/false), call.args);
     return y;
   }
   MixerState next;
   for (const auto& tensor : sizes.state) next.push_back(tensor.allocate());
-  MixerCall call(input, y, positions, pad_mask, params, fresh ? MixerState{} : state, next, {}, {});
-  plugin_->forward(exec(sizes.workspace_forward, 0), call.args);
+  MixerCall call(sizes, input, y, positions, pad_mask, params, fresh ? MixerState{} : state, next,
+                 {}, {});
+  plugin_->forward(exec(sizes.workspace_forward, /*training=*/false), call.args);
   state = std::move(next);
   return y;
 }

@@ -67,6 +67,7 @@ class TokenMixer {
 
  private:
   friend class MixerFunction;
+  friend struct MixerCall;
   struct Plan {
     std::uint64_t workspace_forward = 0, workspace_backward = 0, workspace_step = 0;
     struct Tensor {
@@ -83,7 +84,10 @@ class TokenMixer {
   Plan plan(std::int64_t batch, std::int64_t tokens, at::ScalarType dtype, bool training);
   MixerOutput infer(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& pad_mask,
                     const Plan& sizes, const std::vector<std::size_t>& wanted, bool want_y);
-  graft_exec exec(std::uint64_t workspace_bytes, std::uint64_t flags);
+  graft_exec exec(std::uint64_t workspace_bytes, bool training);
+  // The mask for a mixer that takes one; for another nothing, where all tokens are real.
+  // Error(plugin) where some are not.
+  at::Tensor usable_mask(const at::Tensor& pad_mask) const;
   std::vector<std::size_t> tap_indices(const Plan& plan,
                                        const std::vector<std::string>& names) const;
 

@@ -88,6 +88,13 @@ BorrowedTensors::BorrowedTensors(const std::vector<at::Tensor>& tensors) {
   }
 }
 
+at::Tensor aligned(const at::Tensor& tensor) {
+  constexpr std::uintptr_t kPromised = 64;
+  if (!tensor.defined() || tensor.numel() == 0) return tensor;
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  return address % kPromised == 0 ? tensor : tensor.clone();
+}
+
 at::Tensor view_of(const DLTensor& tensor) {
   const auto options = at::TensorOptions()
                            .dtype(scalar_type(tensor.dtype))
@@ -127,6 +134,20 @@ at::Tensor transposed(const DLTensor* tensor, std::int32_t transpose) {
   return transpose != 0 ? view.transpose(-1, -2) : view;
 }
 
+// What graft.host-blas/1 takes; "" or what is wrong.
+const char* gemm_problem(const DLTensor& a, const DLTensor& b, const DLTensor& c) {
+  if (c.ndim != 2 && c.ndim != 3) return "a, b and c are 2-D or 3-D";
+  if (a.ndim != c.ndim || b.ndim != c.ndim) return "a, b and c have as many axes as each other";
+  if (c.ndim == 3 && (a.shape[0] != c.shape[0] || b.shape[0] != c.shape[0]))
+    return "a, b and c have one batch; nothing is broadcast";
+  const auto is_double = [](const DLTensor& t) {
+    return t.dtype.code == kDLFloat && t.dtype.bits == 64;
+  };
+  if (is_double(a) != is_double(c) || is_double(b) != is_double(c))
+    return "float64 goes with float64 alone";
+  return "";
+}
+
 graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32_t trans_b,
                              double alpha, const DLTensor* a, const DLTensor* b, double beta,
                              DLTensor* c, void*, graft_error* error) {
@@ -134,6 +155,8 @@ graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32
     c10::InferenceMode no_grad;
     if (a == nullptr || b == nullptr || c == nullptr)
       return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", "a, b and c must be given");
+    if (const char* const problem = gemm_problem(*a, *b, *c); *problem != '\0')
+      return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", problem);
     at::Tensor out = view_of(*c);
     const at::Tensor left = transposed(a, trans_a), right = transposed(b, trans_b);
     const auto accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -46,6 +46,10 @@ class BorrowedTensors {
   std::vector<DLTensor*> pointers_;
 };
 
+// The tensor itself where its data is aligned as the ABI promises of what plugins read (a part of
+// another often is not), else a copy.
+at::Tensor aligned(const at::Tensor& tensor);
+
 // The tensor behind a plugin's DLTensor, without a copy. Valid as long as the plugin says its
 // memory is.
 at::Tensor view_of(const DLTensor& tensor);

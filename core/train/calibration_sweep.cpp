@@ -7,6 +7,7 @@
 
 #include "core/base/clock.h"
 #include "core/teacher/lanes.h"
+#include "core/train/init_run.h"
 
 namespace graft {
 namespace {
@@ -30,7 +31,10 @@ CalibrationSweep::CalibrationSweep(const Backbone& teacher, const at::Tensor& wi
                                    const StreamOptions& options)
     : teacher_(teacher), options_(options), n_init_(n_init) {
   wants_context_ = wants_signal(initializer, GRAFT_SIGNAL_HEAD_CONTEXT, &context_limit_);
-  const std::int64_t wanted = context_limit_ == 0 ? n_init : std::min(context_limit_, n_init);
+  // A signal covers whole batches: the limit is rounded up to them.
+  const std::int64_t batches = (context_limit_ + kSequencesInABatch - 1) / kSequencesInABatch;
+  const std::int64_t wanted =
+      context_limit_ == 0 ? n_init : std::min(batches * kSequencesInABatch, n_init);
   context_limit_ = wants_context_ ? wanted : 0;
   h_ = teacher.embed(windows);
   if (options.student) student_ = h_.clone();

@@ -114,6 +114,7 @@ void check_recipe(PluginRegistry& registry, const Recipe& recipe, const ModelCon
                                             : "mixer '" + mixer->label() + "'") +
                                 " has: " + have);
   }
+  check_calibration(*initializer);
   if (recipe.calibrate)
     registry.create_objective(recipe.stage.objective, recipe.stage.objective_options);
 }

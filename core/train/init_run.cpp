@@ -17,7 +17,6 @@ namespace {
 
 // Four sequences of 256 tokens: large enough for a GEMM, small enough that [B,H,T,T] stays near 10
 // MB.
-constexpr std::int64_t kSequencesInABatch = 4;
 
 // graft_named_tensor for a tensor of the host, with the DLTensor it points to.
 struct NamedTensor {
@@ -123,7 +122,7 @@ class CalibrationFeed {
     if (first_ >= available) return;
     // A signal covers the whole batch or is left out: the initializer pairs signals row by row.
     if (first_ + count_ > all.size(0)) return;
-    batch_.add(name, "", axes, nullptr, 0, 0, all.narrow(0, first_, count_));
+    batch_.add(name, "", axes, nullptr, 0, 0, aligned(all.narrow(0, first_, count_)));
   }
 
   graft_status next(const graft_named_tensor* const** out, std::uint32_t* n, graft_error* error) {
@@ -215,6 +214,24 @@ NamedTensors mixer_parameters(const TokenMixer& mixer) {
              parameter.spec->heads, parameter.spec->head_dim, parameter.tensor);
   return list;
 }
+
+}  // namespace
+
+void check_calibration(const Initializer& initializer) {
+  const std::set<std::string> known = {GRAFT_SIGNAL_BLOCK_INPUT, GRAFT_SIGNAL_BLOCK_OUTPUT,
+                                       GRAFT_SIGNAL_HEAD_CONTEXT, GRAFT_SIGNAL_ATTENTION_PROBS,
+                                       GRAFT_SIGNAL_RESIDUAL};
+  for (const graft_calibration_need& need : initializer.calibration()) {
+    if ((need.flags & GRAFT_NEED_REQUIRED) == 0 || known.contains(need.name)) continue;
+    std::string have;
+    for (const std::string& name : known) have += (have.empty() ? "" : ", ") + name;
+    fail(ErrorKind::plugin, "initializer '" + initializer.label() +
+                                "' needs the calibration signal " + need.name +
+                                ", which this graft does not have; it has " + have);
+  }
+}
+
+namespace {
 
 void require_source_roles(const Initializer& initializer, const TokenMixer& source) {
   std::set<std::string> roles;

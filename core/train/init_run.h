@@ -30,6 +30,12 @@ struct InitReport {
   double seconds = 0;
 };
 
+// Calibration sequences in one batch of an initializer's pass.
+inline constexpr std::int64_t kSequencesInABatch = 4;
+
+// Error(plugin) for a calibration signal that the initializer cannot do without and no host has.
+void check_calibration(const Initializer& initializer);
+
 // Does the initializer want this signal, and of how many sequences (0 = all)?
 bool wants_signal(const Initializer& initializer, const std::string& name,
                   std::int64_t* max_sequences = nullptr);

@@ -223,7 +223,7 @@ class Blocks {
 
   void block(std::int64_t begin, std::int64_t n, std::int64_t size) {
     const auto part = [&](const at::Tensor& all) {
-      return all.defined() ? all.narrow(0, begin, n) : at::Tensor();
+      return all.defined() ? aligned(all.narrow(0, begin, n)) : at::Tensor();
     };
     const at::Tensor rows = part(tokens_.student);
     const std::map<std::string_view, at::Tensor> signals = {

@@ -275,8 +275,9 @@ void ClosedForm::for_gate_inputs(const std::function<void(const GateInputs&)>& b
                                 ungated(batch), by_head(batch.signal(GRAFT_SIGNAL_HEAD_CONTEXT))};
         body(inputs);
         bytes += 4 * (inputs.x.numel() + inputs.z.numel() + inputs.c.numel());
-        // The batch is the host's and ends with the callback.
-        if (bytes <= kGateInputBytes) kept.push_back({inputs.x.clone(), inputs.z, inputs.c});
+        // The batch is the host's and ends with the callback; any of these may be a view of it.
+        if (bytes <= kGateInputBytes)
+          kept.push_back({inputs.x.clone(), inputs.z.clone(), inputs.c.clone()});
       });
   if (bytes <= kGateInputBytes) gate_inputs_ = std::move(kept);
 }

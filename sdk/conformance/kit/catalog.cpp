@@ -6,10 +6,11 @@ const std::vector<Test>& all_tests() {
   static const std::vector<Test>& tests = *[] {
     auto* const all = new std::vector<Test>;
     for (const auto& group :
-         {library_tests,    schema_tests, params_tests,      forward_tests,     causality_tests,
-          recurrence_tests, state_tests,  invariance_tests,  padding_tests,     varlen_tests,
-          gradient_tests,   dtype_tests,  error_tests,       determinism_tests, concurrency_tests,
-          resource_tests,   fuzz_tests,   initializer_tests, objective_tests,   matrix_tests}) {
+         {library_tests,     schema_tests,   params_tests,     forward_tests,     causality_tests,
+          recurrence_tests,  state_tests,    invariance_tests, padding_tests,     varlen_tests,
+          taps_tests,        gradient_tests, dtype_tests,      error_tests,       determinism_tests,
+          concurrency_tests, resource_tests, fuzz_tests,       initializer_tests, objective_tests,
+          matrix_tests}) {
       const std::vector<Test> some = group();
       all->insert(all->end(), some.begin(), some.end());
     }

@@ -40,6 +40,7 @@ std::vector<Test> state_tests();
 std::vector<Test> invariance_tests();
 std::vector<Test> padding_tests();
 std::vector<Test> varlen_tests();
+std::vector<Test> taps_tests();
 std::vector<Test> gradient_tests();
 std::vector<Test> dtype_tests();
 std::vector<Test> error_tests();

@@ -1,7 +1,6 @@
 #include "kit/initializer.h"
 
 #include <algorithm>
-#include <deque>
 #include <exception>
 
 #include "kit/checks.h"
@@ -31,15 +30,9 @@ graft_named_tensor named(const std::string& name, const std::string& role, const
           value.c()};
 }
 
-std::vector<const graft_named_tensor*> pointers(const std::vector<graft_named_tensor>& all) {
+std::vector<const graft_named_tensor*> pointers_to(const std::vector<graft_named_tensor>& all) {
   std::vector<const graft_named_tensor*> out;
   for (const graft_named_tensor& one : all) out.push_back(&one);
-  return out;
-}
-
-std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
   return out;
 }
 
@@ -176,9 +169,8 @@ class InitRig::Feed {
     current_ = at_++;
     has_batch_ = true;
     offer();
-    batch_pointers_ = pointers(batch_);
-    *out = batch_pointers_.data();
-    *n = static_cast<std::uint32_t>(batch_pointers_.size());
+    *out = batch_.pointers.data();
+    *n = static_cast<std::uint32_t>(batch_.pointers.size());
     return GRAFT_OK;
   }
 
@@ -193,12 +185,12 @@ class InitRig::Feed {
           ((need->flags & GRAFT_NEED_REQUIRED) == 0 && !rig_.setup_.optional_signals))
         continue;
       if (need->max_sequences != 0 && before >= need->max_sequences) continue;
-      offered_.push_back({&signal, signal.value.copy()});
+      batch_.signals.push_back({&signal, signal.value.copy()});
     }
-    for (Offered& one : offered_) {
-      static const std::string none;
-      batch_.push_back(named(one.from->name, none, one.from->axes, none, 0, 0, one.value));
-    }
+    static const std::string none;
+    for (Offered& one : batch_.signals)
+      batch_.c.push_back(named(one.from->name, none, one.from->axes, none, 0, 0, one.value));
+    batch_.pointers = pointers_to(batch_.c);
   }
 
   graft_status rewind() {
@@ -227,11 +219,11 @@ class InitRig::Feed {
         return unknown(plan, taps[i], error);
     }
     retire_probe();
-    probe_ = rig_.mixer_->forward(in);
+    probe_ = std::make_unique<MixerOutputs>(rig_.mixer_->forward(in));
     ++probes;
     for (std::uint32_t i = 0; i < n; ++i) {
       const auto tap = find_tap(plan, text(taps[i]));
-      out[i] = tap ? probe_.taps[*tap].c() : probe_.y.c();
+      out[i] = tap ? probe_->taps[*tap].c() : probe_->y.c();
     }
     return GRAFT_OK;
   }
@@ -250,33 +242,38 @@ class InitRig::Feed {
                sdk::cat("the mixer has no tap '", text(tap), "'; it has: ", list_of(known)));
   }
 
-  // What was handed out ends here; it stays in memory, so that a late read is no crash.
+  // What was handed out ends here; it stays where it is, so that a late read is no crash.
   void retire() {
-    for (Offered& one : offered_) {
-      if (!one.value.intact())
-        fail("writes past the end (or before the start) of signal ", one.from->name);
-      if (!one.value.same_bytes(one.from->value)) fail("changes signal ", one.from->name);
+    for (Offered& one : batch_.signals) {
+      const std::string& name = one.from->name;
+      if (!one.value.intact()) fail("writes past the end (or before the start) of signal ", name);
+      if (!one.value.same_bytes(one.from->value)) fail("changes signal ", name);
       if (rig_.setup_.poison_ended) one.value.poison();
-      retired_.push_back(std::move(one.value));
     }
-    offered_.clear();
-    batch_.clear();
+    ended_batches_.push_back(std::move(batch_));
+    batch_ = {};
     retire_probe();
   }
   void retire_probe() {
-    for (Tensor& tap : probe_.taps) retire(tap);
-    if (probe_.y.there()) retire(probe_.y);
-    probe_ = {};
-  }
-  void retire(Tensor& of_probe) {
-    if (!of_probe.intact()) fail("writes past the end (or before the start) of what probe() gave");
-    if (rig_.setup_.poison_ended) of_probe.poison();
-    retired_.push_back(std::move(of_probe));
+    if (probe_ == nullptr) return;
+    const auto end = [&](Tensor& tensor) {
+      if (!tensor.intact()) fail("writes past the end (or before the start) of what probe() gave");
+      if (rig_.setup_.poison_ended) tensor.poison();
+    };
+    std::ranges::for_each(probe_->taps, end);
+    end(probe_->y);
+    ended_probes_.push_back(std::move(probe_));
   }
 
   struct Offered {
     const Signal* from;
     Tensor value;
+  };
+  // Moved as a whole: what points into it stays good.
+  struct Batch {
+    std::vector<Offered> signals;
+    std::vector<graft_named_tensor> c;
+    std::vector<const graft_named_tensor*> pointers;
   };
   InitRig& rig_;
   const Initializer& initializer_;
@@ -284,11 +281,10 @@ class InitRig::Feed {
   std::size_t at_ = 0, current_ = 0;
   bool has_batch_ = false;
   int calls_ = 0;
-  std::vector<Offered> offered_;
-  std::vector<graft_named_tensor> batch_;
-  std::vector<const graft_named_tensor*> batch_pointers_;
-  MixerOutputs probe_;
-  std::vector<Tensor> retired_;
+  Batch batch_;
+  std::unique_ptr<MixerOutputs> probe_;
+  std::vector<Batch> ended_batches_;
+  std::vector<std::unique_ptr<MixerOutputs>> ended_probes_;
   std::exception_ptr failure_;
 };
 
@@ -346,7 +342,7 @@ class InitRig::Parameters {
       before_.push_back(p.value.copy());
       c_.push_back(named(p.name, p.role, p.axes, p.domain, p.heads, p.head_dim, p.value));
     }
-    pointers_ = pointers(c_);
+    pointers_ = pointers_to(c_);
   }
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(pointers_.size()); }
@@ -439,10 +435,26 @@ bool starts_from_attention(const Initializer& initializer, const Layer& layer) {
   const Teacher teacher(layer, random);
   return std::ranges::all_of(initializer.needs(), [&](const graft_role_need& need) {
     return (need.flags & GRAFT_NEED_TEACHER) == 0 || (need.flags & GRAFT_NEED_REQUIRED) == 0 ||
-           std::ranges::any_of(teacher.parameters(),
-                               [&](const NamedParameter& p) { return p.role == text(need.role); });
+           has_role(teacher.parameters(), need);
   });
 }
+
+namespace {
+
+// Why an initializer cannot fill `to` from `from` (NULL: attention); "" when nothing is against it.
+std::string why_not(const Context& context, const Initializer& initializer, const Choice* from,
+                    const Choice& to) {
+  InitSetup setup;
+  setup.source = from;
+  setup.batches = {};
+  try {
+    return InitRig(context, to, setup).missing_role(initializer);
+  } catch (const Skipped& why) {
+    return why.what();
+  }
+}
+
+}  // namespace
 
 Bench::Bench(const Context& context, const Initializer& initializer)
     : neighbours(std::make_shared<Neighbours>(context)), seed(context.seed) {
@@ -452,22 +464,17 @@ Bench::Bench(const Context& context, const Initializer& initializer)
   } else {
     for (const Choice& choice : neighbours->mixers()) sources.push_back(&choice);
   }
-  std::string refusals;
+  std::string refusal;
   for (const Choice* const from : sources) {
     for (const Choice& to : neighbours->mixers()) {
-      InitSetup wanted;
-      wanted.source = from;
-      wanted.batches = {};
-      const std::string why = InitRig(context, to, wanted).missing_role(initializer);
-      if (why.empty()) {
-        mixer = &to;
-        source = from;
-        return;
-      }
-      refusals = why;
+      refusal = why_not(context, initializer, from, to);
+      if (!refusal.empty()) continue;
+      mixer = &to;
+      source = from;
+      return;
     }
   }
-  skip("no mixer here has the roles it requires (", refusals,
+  skip("no mixer here has the roles it requires (", refusal,
        "); name the plugin of one with --partner");
 }
 

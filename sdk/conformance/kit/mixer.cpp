@@ -76,12 +76,6 @@ void check_intact(const std::vector<Tensor>& tensors, std::string_view what) {
   for (std::size_t i = 0; i < tensors.size(); ++i) check_intact(tensors[i], sdk::cat(what, " ", i));
 }
 
-std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
-  return out;
-}
-
 double fan_in(const graft_param_spec& spec) {
   return spec.ndim < 2 ? 1
                        : static_cast<double>(std::max<std::int64_t>(spec.shape[spec.ndim - 1], 1));
@@ -228,6 +222,12 @@ MixerInputs Mixer::random_inputs(std::int64_t batch, std::int64_t tokens, DLData
   const std::vector<std::int64_t> shape{batch, tokens, layer_.info.model_dim};
   in.x = Tensor(dtype, shape, random.normals(batch * tokens * layer_.info.model_dim));
   return in;
+}
+
+std::vector<Tensor> Mixer::zero_state(std::int64_t batch, DLDataType dtype) {
+  std::vector<Tensor> out = tensors_of(plan(batch, 1, dtype).state);
+  for (Tensor& state : out) state.fill(0);
+  return out;
 }
 
 Outcome Mixer::try_plan(std::int64_t batch, std::int64_t tokens, DLDataType dtype,

@@ -89,6 +89,9 @@ class Mixer {
   MixerInputs random_inputs(std::int64_t batch, std::int64_t tokens, DLDataType dtype,
                             Random& random) const;
 
+  // States of zero bytes: the start of a sequence.
+  std::vector<Tensor> zero_state(std::int64_t batch, DLDataType dtype);
+
   // Fails where the plugin does. try_ gives the answer.
   Plan plan(std::int64_t batch, std::int64_t tokens, DLDataType dtype, std::uint64_t flags = 0);
   Outcome try_plan(std::int64_t batch, std::int64_t tokens, DLDataType dtype, std::uint64_t flags,

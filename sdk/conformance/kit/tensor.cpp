@@ -198,6 +198,12 @@ bool Tensor::intact() const {
          std::all_of(end, static_cast<const std::byte*>(first() + rounded + kGuard), untouched);
 }
 
+std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> out;
+  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
+  return out;
+}
+
 std::optional<std::int64_t> first_not_finite(const Tensor& tensor) {
   if (!tensor.there() || !tensor.floating()) return std::nullopt;
   for (std::int64_t i = 0; i < tensor.size(); ++i) {

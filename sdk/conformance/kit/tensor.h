@@ -57,6 +57,8 @@ class Tensor {
   DLTensor dl_{};
 };
 
+std::vector<Tensor> copies(const std::vector<Tensor>& tensors);
+
 // Every element finite; else the index of the first that is not.
 std::optional<std::int64_t> first_not_finite(const Tensor& tensor);
 

@@ -1,7 +1,68 @@
-#include "kit/context.h"
+// The same call, the same bytes.
+#include "kit/checks.h"
+#include "kit/mixer.h"
 
 namespace graft::conformance {
+namespace {
 
-std::vector<Test> determinism_tests() { return {}; }
+constexpr int kRuns = 20;
+
+void check_same(const MixerOutputs& got, const MixerOutputs& first, const std::string& run) {
+  check_equal(got.y, first.y, run + ", y");
+  for (std::size_t i = 0; i < first.state.size(); ++i)
+    check_equal(got.state[i], first.state[i], sdk::cat(run, ", state ", i));
+}
+
+void runs(Context& context) {
+  if (!context.has(GRAFT_CAP_DETERMINISTIC)) skip("does not promise it (GRAFT_CAP_DETERMINISTIC)");
+  const DLDataType dtype = offers(context, sdk::float32) ? sdk::float32 : exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  MixerInputs in = mixer.random_inputs(2, 67, dtype, random);
+  const bool trains = context.has(GRAFT_CAP_BACKWARD);
+  in.flags = GRAFT_X_DETERMINISTIC | (trains ? GRAFT_X_TRAINING : 0);
+  context.library.host().set_threads(2);
+  Cotangents from;
+  from.dy = Tensor(dtype, in.x.shape(), random.normals(in.x.size()));
+  const MixerOutputs first = mixer.forward(in);
+  Gradients first_gradients;
+  if (trains) first_gradients = mixer.backward(in, first, from);
+  for (int n = 1; n < kRuns; ++n) {
+    const std::string run = sdk::cat("run ", n + 1);
+    const MixerOutputs again = mixer.forward(in);
+    check_same(again, first, run);
+    if (!trains) continue;
+    const Gradients gradients = mixer.backward(in, again, from);
+    check_equal(gradients.dx, first_gradients.dx, run + ", dx");
+    for (std::size_t i = 0; i < gradients.dparams.size(); ++i) {
+      if (gradients.dparams[i].there()) {
+        check_equal(gradients.dparams[i], first_gradients.dparams[i],
+                    sdk::cat(run, ", the gradient of '", mixer.specs()[i]->name, "'"));
+      }
+    }
+  }
+}
+
+void seed(Context& context) {
+  const DLDataType dtype = exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  MixerInputs in = mixer.random_inputs(2, 20, dtype, random);
+  in.flags = GRAFT_X_TRAINING;
+  if (!context.has(GRAFT_CAP_BACKWARD)) in.flags = 0;
+  check_close(mixer.forward(in).y, mixer.forward(in).y, context.tolerance * tolerance(dtype, 20),
+              "y of two calls with one seed");
+}
+
+}  // namespace
+
+std::vector<Test> determinism_tests() {
+  return {
+      {"determinism.runs", Kind::mixer, "With GRAFT_X_DETERMINISTIC, 20 runs give the same bytes.",
+       runs},
+      {"determinism.seed", Kind::mixer, "One seed and offset give one result, in training too.",
+       seed},
+  };
+}
 
 }  // namespace graft::conformance

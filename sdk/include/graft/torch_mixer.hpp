@@ -111,10 +111,11 @@ struct TorchInput {
   std::vector<bool> wanted_taps;
 };
 
-struct TorchOutput {
-  at::Tensor y;                   // [B,T,model], any floating dtype; undefined unless want_y
-  std::vector<at::Tensor> state;  // in the order of tensors(); may be left empty unless want_state
-  std::vector<at::Tensor> taps;   // likewise; entries that are not wanted may be undefined
+struct TorchOutput {  // defaults, so that {.y = y} draws no warning
+  at::Tensor y = {};  // [B,T,model], any floating dtype; undefined unless want_y
+  std::vector<at::Tensor> state =
+      {};  // in the order of tensors(); may be left empty unless want_state
+  std::vector<at::Tensor> taps = {};  // likewise; entries that are not wanted may be undefined
 };
 
 enum class Activations {

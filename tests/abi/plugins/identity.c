@@ -124,7 +124,7 @@ static const graft_desc description = {
     .license = "Apache-2.0",
     .citation = "",
     .description = "y = scale * x",
-    .caps = GRAFT_CAP_BACKWARD | GRAFT_CAP_STEP | GRAFT_CAP_STATE_IO | GRAFT_CAP_PAD_MASK |
+    .caps = GRAFT_CAP_BACKWARD | GRAFT_CAP_STEP | GRAFT_CAP_STATE_IO |
             GRAFT_CAP_DETERMINISTIC | GRAFT_CAP_BATCH_INVARIANT | GRAFT_CAP_THREAD_INVARIANT,
     .options = options,
     .dtypes = dtypes,

@@ -38,6 +38,18 @@ inline double gradient_tolerance(DLDataType dtype, std::int64_t tokens) {
 inline constexpr double kDifferenceStep = 1e-5;
 inline constexpr double kDifferenceTolerance = 1e-6;
 
+// A loss is a float32 whatever its signals are, so a difference of two has few digits: the step is
+// wide, and two of them together (Richardson) leave an error of h^4. Relative to the largest entry
+// of the gradient; for the loss's own rounding, see loss_rounding().
+inline constexpr double kLossDifferenceStep = 0x1p-4;
+inline constexpr double kLossDifferenceTolerance = 2e-3;
+// What rounding of the loss alone may add to a difference of that step.
+inline double loss_rounding(double loss) {
+  return 4 * 0x1p-23 * std::fabs(loss) / kLossDifferenceStep;
+}
+// Two ways to the same loss or gradient: sums in another order, in float32.
+inline constexpr double kLossTolerance = 2e-6;
+
 struct Deviation {
   double largest =
       0;  // |got - expected| over the largest |expected| (or `floor`, when that is larger)

@@ -1,0 +1,3 @@
+#define REAL float
+#define NAME(name) name##_f32
+#include "kernel_impl.h"

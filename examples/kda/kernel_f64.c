@@ -1,0 +1,3 @@
+#define REAL double
+#define NAME(name) name##_f64
+#include "kernel_impl.h"
