@@ -473,8 +473,10 @@ struct Handle<Mixer> {
   std::unique_ptr<Mixer> object;
   std::vector<const graft_param_spec*> specs;
   Plan plan;
+  const Description& description;  // the library's: outlives every instance
 
-  Handle(std::unique_ptr<Mixer> mixer, const Description& description) : object(std::move(mixer)) {
+  Handle(std::unique_ptr<Mixer> mixer, const Description& described)
+      : object(std::move(mixer)), description(described) {
     object->param_specs(object->specs_);
     specs = object->specs_.c();
     table.struct_size = sizeof table;
@@ -503,8 +505,10 @@ struct Handle<Mixer> {
                                 graft_error* error) noexcept {
     return guarded(error, [&] {
       auto& self = from(m);
+      const graft_plan_in asked = widened(in);
+      self.check_plan(asked);
       self.plan = Plan{};
-      self.object->plan(widened(in), self.plan);
+      self.object->plan(asked, self.plan);
       const auto saved = self.plan.saved.c();
       const auto state = self.plan.state.c();
       const auto taps = self.plan.taps.c();
@@ -515,6 +519,30 @@ struct Handle<Mixer> {
                          self.plan.workspace_step, saved.data(), state.data(), taps.data()},
           out);
     });
+  }
+
+  // What every mixer refuses: a type or device that it did not declare, sizes below zero.
+  void check_plan(const graft_plan_in& asked) const {
+    std::string declared;
+    bool known = false;
+    for (const DLDataType dtype : description.dtypes) {
+      declared += cat(declared.empty() ? "" : ", ", dtype_name(dtype));
+      known = known || same_dtype(dtype, asked.dtype);
+    }
+    if (!known) {
+      throw Status(GRAFT_UNIMPLEMENTED, "plan.dtype",
+                   cat("expected one of ", declared, ", got ", dtype_name(asked.dtype)));
+    }
+    known = false;
+    for (const DLDeviceType device : description.devices) known |= device == asked.device_type;
+    if (!known) {
+      throw Status(GRAFT_UNIMPLEMENTED, "plan.device_type",
+                   cat("this mixer does not run on device type ", asked.device_type));
+    }
+    if (asked.batch < 0 || asked.tokens < 0) {
+      throw Status(GRAFT_INVALID_ARGUMENT, asked.batch < 0 ? "plan.batch" : "plan.tokens",
+                   cat("expected 0 or more, got ", asked.batch, " x ", asked.tokens));
+    }
   }
 
   static graft_mixer_forward checked(const graft_mixer_forward* given, const Handle& self) {
@@ -528,7 +556,12 @@ struct Handle<Mixer> {
 
   static graft_status forward(graft_mixer* m, const graft_exec* exec,
                               const graft_mixer_forward* call, graft_error* error) noexcept {
-    return guarded(error, [&] { from(m).object->forward(widened(exec), checked(call, from(m))); });
+    return guarded(error, [&] {
+      const auto full = checked(call, from(m));
+      const bool may_lack_y = (from(m).description.caps & GRAFT_CAP_TAPS_ONLY) != 0;
+      if (full.y == nullptr && !may_lack_y) require(full.y, "y");
+      from(m).object->forward(widened(exec), full);
+    });
   }
 
   static graft_status backward(graft_mixer* m, const graft_exec* exec,
