@@ -3,8 +3,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include <spdlog/spdlog.h>
-
 #include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -347,8 +345,9 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
       load_mixer(*mixer, checkpoint, prefix, unused);
   }
   if (migrated)
-    spdlog::info("{}: parameters of param_schema {} were brought to the plugin's {}", file,
-                 section.param_schema, mixers.begin()->second->plugin().param_schema());
+    log_info(file + ": parameters of param_schema " + std::to_string(section.param_schema) +
+             " were brought to the plugin's " +
+             std::to_string(mixers.begin()->second->plugin().param_schema()));
   if (!unused.empty())
     fail(ErrorKind::input, checkpoint.file_of(*unused.begin()).string() + ": tensor " +
                                quoted(*unused.begin()) + " (and " +
