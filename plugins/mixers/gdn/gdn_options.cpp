@@ -17,6 +17,10 @@ namespace {
 
 void read_sizes(const sdk::LayerInfo& layer, const sdk::Config& config, BlockOptions& o) {
   o.model_dim = layer.model_dim;
+  for (const char* const size : {"num_heads", "head_dim"}) {
+    const int64_t given = config.get<int64_t>(size);
+    if (given < 0) refuse_option(size, cat("expected 0 or more, got ", given));
+  }
   o.heads = config.get<int64_t>("num_heads");
   if (o.heads == 0) o.heads = layer.n_heads;
   o.key_dim = config.get<int64_t>("head_dim");
