@@ -115,6 +115,7 @@ sdk::Value parse_option(const graft_desc& desc, const std::string& key, const st
 }
 
 Library::Library(const std::filesystem::path& file) : file_(std::filesystem::absolute(file)) {
+  opening_.before = process_state();
   void* const handle = ::dlopen(file_.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) fail("cannot be opened: ", ::dlerror());
   negotiate_ = reinterpret_cast<graft_plugin_negotiate_fn>(::dlsym(handle, GRAFT_ENTRY_SYMBOL));
@@ -124,7 +125,10 @@ Library::Library(const std::filesystem::path& file) : file_(std::filesystem::abs
       GRAFT_ABI_CURRENT, "graft-conformance",  kKitVersion.data()};
   graft_negotiate_out out{};
   out.struct_size = sizeof out;
+  opening_.loaded = process_state();
+  const double start = cpu_seconds();
   must(outcome_of([&](graft_error* e) { return negotiate_(&in, &out, e); }), GRAFT_ENTRY_SYMBOL);
+  opening_.negotiation_seconds = cpu_seconds() - start;
   if (out.plugin == nullptr) fail(GRAFT_ENTRY_SYMBOL " answers OK and gives no plugin");
   if (out.plugin->get_extension == nullptr) fail("graft_plugin.get_extension is NULL");
   plugin_ = out.plugin;
@@ -134,6 +138,7 @@ Library::Library(const std::filesystem::path& file) : file_(std::filesystem::abs
     must(outcome_of([&](graft_error* e) { return plugin_->init(host_->c(), file_.c_str(), e); }),
          "init");
   }
+  opening_.initialized = process_state();
   components_ = components();
 }
 
@@ -159,6 +164,39 @@ const Component& Library::find(Kind kind, std::string_view id) const {
     if (component.kind == kind && name_of(*component.desc) == id) return component;
   }
   fail("has no ", name_of(kind), " '", id, "'");
+}
+
+Options options_for(const graft_desc& desc, const Settings& settings) {
+  Options out;
+  for (const auto& [component, given] : settings.options) {
+    const bool this_one =
+        component == name_of(desc) || (desc.alias != nullptr && component == desc.alias);
+    for (const auto& [key, text] : given) {
+      if (this_one) out.insert_or_assign(key, parse_option(desc, key, text));
+    }
+  }
+  return out;
+}
+
+std::vector<NamedOptions> configurations(const graft_desc& desc, const Options& given) {
+  std::vector<NamedOptions> out{{"the defaults", given}};
+  for (std::uint32_t i = 0; i < desc.n_options; ++i) {
+    const graft_option& option = *desc.options[i];
+    if (given.contains(option.key)) continue;
+    const auto add = [&](sdk::Value value, std::string_view text) {
+      Options options = given;
+      options.insert_or_assign(option.key, std::move(value));
+      out.push_back({sdk::cat(option.key, " = ", text), std::move(options)});
+    };
+    if (option.def.type == GRAFT_BOOL) {
+      add(sdk::Value::of(option.def.u.i == 0), option.def.u.i == 0 ? "true" : "false");
+    }
+    for (const char* const* one = option.one_of; one != nullptr && *one != nullptr; ++one) {
+      if (option.def.u.s == nullptr || std::string_view(option.def.u.s) != *one)
+        add(sdk::Value::of(std::string(*one)), *one);
+    }
+  }
+  return out;
 }
 
 std::string name_of(const graft_desc& desc) { return desc.id == nullptr ? "" : desc.id; }

@@ -11,6 +11,7 @@
 
 #include "graft/conformance/conformance.hpp"
 #include "graft/description.hpp"
+#include "kit/process.h"
 #include "kit/test_host.h"
 
 namespace graft::conformance {
@@ -52,6 +53,16 @@ class CompleteConfig {
 // none of the component's.
 sdk::Value parse_option(const graft_desc& desc, const std::string& key, const std::string& text);
 
+// What the settings say of a component, over its defaults.
+Options options_for(const graft_desc& desc, const Settings& settings);
+// The component's own configuration and, one option at a time, each other value that an enum or a
+// bool may take over `given`: "variant = paper".
+struct NamedOptions {
+  std::string name;  // "the defaults" for the first
+  Options options;
+};
+std::vector<NamedOptions> configurations(const graft_desc& desc, const Options& given);
+
 struct Component {
   Kind kind;
   const graft_desc* desc;
@@ -72,6 +83,13 @@ class Library {
   const graft_plugin& plugin() const { return *plugin_; }
   std::uint32_t abi() const { return abi_; }
   TestHost& host() const { return *host_; }
+
+  // How it was when the file was opened.
+  struct Opening {
+    ProcessState before, loaded, initialized;
+    double negotiation_seconds = 0;  // of the processor, the first time
+  };
+  const Opening& opening() const { return opening_; }
 
   template <class Factory>
   const Factory* factory(const char* id) const {
@@ -94,6 +112,7 @@ class Library {
   graft_plugin_negotiate_fn negotiate_ = nullptr;
   const graft_plugin* plugin_ = nullptr;
   std::uint32_t abi_ = 0;
+  Opening opening_;
   std::unique_ptr<TestHost> host_;
   std::vector<Component> components_;
 };
