@@ -292,7 +292,7 @@ void Mixer::fill(Call& call, const MixerInputs& in, MixerOutputs& out, const Pla
   args.struct_size = sizeof args;
   args.n_params = static_cast<std::uint32_t>(call.params.size());
   args.n_state = static_cast<std::uint32_t>(sizes.state.size());
-  args.n_saved = static_cast<std::uint32_t>(call.saved.size());
+  args.n_saved = static_cast<std::uint32_t>(sizes.saved.size());
   args.n_taps = static_cast<std::uint32_t>(sizes.taps.size());
   args.x = in.x.c();
   args.y = out.y.c();
