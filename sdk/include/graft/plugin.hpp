@@ -568,9 +568,11 @@ struct Handle<Mixer> {
                               const graft_mixer_forward* call, graft_error* error) noexcept {
     return guarded(error, [&] {
       const auto full = checked(call, from(m));
-      const bool may_lack_y = (from(m).description.caps & GRAFT_CAP_TAPS_ONLY) != 0;
+      const auto around = widened(exec);
+      const bool may_lack_y = (from(m).description.caps & GRAFT_CAP_TAPS_ONLY) != 0 &&
+                              (around.flags & GRAFT_X_TRAINING) == 0;
       if (full.y == nullptr && !may_lack_y) require(full.y, "y");
-      from(m).object->forward(widened(exec), full);
+      from(m).object->forward(around, full);
     });
   }
 

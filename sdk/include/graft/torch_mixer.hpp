@@ -154,9 +154,10 @@ class TorchMixer : public Mixer {
 
   TorchInput view_inputs(const graft_exec& exec, const graft_mixer_forward& call) const;
   void check_call(const graft_exec& exec, const graft_mixer_forward& call) const;
-  static void check_outputs(DLTensor* const* tensors,
+  static void check_outputs(const DLTensor* const* tensors,
                             const std::vector<const graft_tensor_spec*>& specs,
                             std::string_view name);
+  void check_gradients(const graft_mixer_backward& call) const;
   static std::vector<const void*> memory_of(const TorchInput& in);
   TorchOutput compute_checked(const TorchInput& in);
   Graph build_graph(TorchInput in);
@@ -302,7 +303,7 @@ inline void TorchMixer::check_call(const graft_exec& exec, const graft_mixer_for
   check_outputs(call.taps, tap_specs_, "taps");
 }
 
-inline void TorchMixer::check_outputs(DLTensor* const* tensors,
+inline void TorchMixer::check_outputs(const DLTensor* const* tensors,
                                       const std::vector<const graft_tensor_spec*>& specs,
                                       std::string_view name) {
   if (tensors == nullptr) return;
@@ -411,6 +412,8 @@ inline void TorchMixer::forward(const graft_exec& exec, const graft_mixer_forwar
   if (activations_ == Activations::kept && in.training && call.saved != nullptr &&
       call.n_saved > 0) {
     in.want_state = true;  // dstate_out may come in spite of no state_out
+    check_shape(require(call.saved[0], "ticket"), "ticket", {1});
+    check_dtype(*call.saved[0], "ticket", int64);
     Graph graph = build_graph(std::move(in));
     write_outputs(graph.out, call);
     keep(std::move(graph), call.saved);
@@ -432,9 +435,29 @@ inline TorchMixer::Graph TorchMixer::graph_for_backward(TorchInput in,
   return graph;
 }
 
+// Each gradient is of the shape and type of what it belongs to.
+inline void TorchMixer::check_gradients(const graft_mixer_backward& call) const {
+  const graft_mixer_forward& fwd = *call.fwd;
+  const auto as = [](const DLTensor* gradient, const DLTensor& of, std::string_view name) {
+    if (gradient == nullptr) return;
+    check_shape(*gradient, name, {of.shape, static_cast<std::size_t>(of.ndim)});
+    check_dtype(*gradient, name, of.dtype);
+    check_device(*gradient, name, kDLCPU);
+  };
+  as(&require(call.dy, "dy"), *fwd.x, "dy");
+  as(call.dx, *fwd.x, "dx");
+  for (std::size_t i = 0; i < specs().size(); ++i) {
+    as(detail::entry(call.dparams, i), *fwd.params[i], cat("d", specs()[i].name()));
+  }
+  check_outputs(call.dstate_in, state_specs_, "dstate_in");
+  check_outputs(call.dstate_out, state_specs_, "dstate_out");
+  check_outputs(call.dtaps, tap_specs_, "dtaps");
+}
+
 inline void TorchMixer::backward(const graft_exec& exec, const graft_mixer_backward& call) {
   const graft_mixer_forward& fwd = *call.fwd;
   TorchInput in = view_inputs(exec, fwd);
+  check_gradients(call);
   // The graph has to reach as far as gradients come from.
   in.want_y = true;
   in.want_state = call.dstate_out != nullptr;
