@@ -52,6 +52,16 @@ void seed(Context& context) {
   if (!context.has(GRAFT_CAP_BACKWARD)) in.flags = 0;
   check_close(mixer.forward(in).y, mixer.forward(in).y, context.tolerance * tolerance(dtype, 20),
               "y of two calls with one seed");
+  // Another offset may give other numbers, and does where the mixer draws any.
+  const Plan sizes = mixer.plan(2, 20, dtype, in.flags);
+  MixerOutputs out = mixer.allocate(in, sizes);
+  Mixer::Call call;
+  mixer.fill(call, in, out, sizes, sizes.workspace_forward);
+  call.exec.offset = std::uint64_t{1} << 32;
+  must(mixer.try_forward(call), "forward at another offset");
+  check_finite(out.y, "y at another offset");
+  context.note("another offset gives ",
+               out.y.same_bytes(mixer.forward(in).y) ? "the same" : "other", " numbers");
 }
 
 }  // namespace
