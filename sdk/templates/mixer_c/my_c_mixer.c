@@ -152,6 +152,10 @@ static graft_status plan(graft_mixer* m, const graft_plan_in* in, graft_plan_out
   if (t.code != kDLFloat || (t.bits != 32 && t.bits != 64) || t.lanes != 1)
     return fail(error, GRAFT_UNIMPLEMENTED, "plan.dtype",
                 "expected float32 or float64, got %d bits of type %d", t.bits, t.code);
+  if (in->batch < 0 || in->tokens < 0)
+    return fail(error, GRAFT_INVALID_ARGUMENT, "plan",
+                "expected sizes of 0 and more, got %lld x %lld", (long long)in->batch,
+                (long long)in->tokens);
   self->batch = in->batch;
   self->tokens = in->tokens;
   self->dtype = t;

@@ -92,6 +92,10 @@ class MyMixer final : public sdk::TorchMixer {
 
   // [compute]
   sdk::TorchOutput compute(const sdk::TorchInput& in) override {
+    if (in.x.size(2) != model_) {
+      throw sdk::Status(GRAFT_INVALID_ARGUMENT, "tensor:x",
+                        sdk::cat("expected a width of ", model_, ", got ", in.x.size(2)));
+    }
     const int64_t batch = in.x.size(0), tokens = in.x.size(1);
     const at::ScalarType type = in.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     // A padded token may hold anything, NaN too.
