@@ -50,6 +50,10 @@ class MyMixer final : public sdk::TorchMixer {
           GRAFT_INVALID_ARGUMENT, "layer",
           sdk::cat("expected sizes above 0, got ", heads_, " heads of ", dim_, " in ", model_));
     }
+    if (!(half_life_ > 0)) {
+      throw sdk::Status(GRAFT_INVALID_ARGUMENT, "config.half_life",
+                        sdk::cat("expected more than 0, got ", half_life_));
+    }
   }
 
   // [params]
