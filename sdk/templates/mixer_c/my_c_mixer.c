@@ -260,8 +260,9 @@ static graft_status check_exec(const mixer* self, const graft_exec* exec, graft_
 static graft_status check_inputs(const mixer* self, const graft_mixer_forward* call,
                                  graft_error* error) {
   const int64_t x_shape[] = {self->batch, self->tokens, self->model};
-  const DLDataType u8 = {kDLUInt, 8, 1};
+  const DLDataType u8 = {kDLUInt, 8, 1}, i64 = {kDLInt, 64, 1};
   TRY(check(call->x, "x", self->dtype, 3, x_shape, error));
+  if (call->positions != NULL) TRY(check(call->positions, "positions", i64, 2, x_shape, error));
   if (call->pad_mask != NULL) TRY(check(call->pad_mask, "pad_mask", u8, 2, x_shape, error));
   if (call->seq_offsets != NULL)
     return fail(error, GRAFT_UNIMPLEMENTED, "tensor:seq_offsets", "packed sequences are not read");
@@ -637,10 +638,10 @@ static graft_status backward(graft_mixer* m, const graft_exec* exec,
 
 /* ---------------------------------------------------------------- natural values */
 
-/* a = 2^(-1 / half_life) = sigmoid(raw); an endless half-life is an infinite raw value. */
+/* a = 2^(-1 / half_life) = sigmoid(raw). Parameters are finite: beyond these bounds a is 0 or 1. */
 static double raw_decay(double half_life) {
   const double forgotten = -expm1(-log(2.0) / half_life); /* 1 - a, without cancellation */
-  return log1p(-forgotten) - log(forgotten);
+  return fmax(-700, fmin(40, log1p(-forgotten) - log(forgotten)));
 }
 
 /* Initializers that know how long a head should remember say so in tokens. */
@@ -728,12 +729,15 @@ static graft_status create(const char* id, const graft_layer_info* layer,
   if (blas == NULL)
     return fail(error, GRAFT_FAILED_PRECONDITION, "host:" GRAFT_HOST_EXT_BLAS,
                 "this host does not offer it");
-  mixer* const self = calloc(1, sizeof *self);
-  if (self == NULL) return fail(error, GRAFT_RESOURCE_EXHAUSTED, "", "out of memory");
   double half_life = half_life_option.def.u.f;
   for (uint32_t i = 0; i < config->count; ++i) {
     if (strcmp(config->keys[i], half_life_option.key) == 0) half_life = config->values[i].u.f;
   }
+  if (!(half_life > 0))
+    return fail(error, GRAFT_OUT_OF_RANGE, "config.half_life", "expected more than 0, got %g",
+                half_life);
+  mixer* const self = calloc(1, sizeof *self);
+  if (self == NULL) return fail(error, GRAFT_RESOURCE_EXHAUSTED, "", "out of memory");
   self->base = (graft_mixer){.v = &table, .self = self};
   self->model = layer->model_dim;
   self->heads = layer->n_heads; /* key-value heads too: an initializer repeats the teacher's */

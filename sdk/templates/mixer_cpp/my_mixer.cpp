@@ -68,7 +68,7 @@ class MyMixer final : public sdk::TorchMixer {
         .heads(n, 1)
         .domain("logit")
         .doc("what a head keeps from token to token, before the sigmoid")
-        .constant(raw_decay(half_life_))
+        .constant(raw_decay(half_life_, "config.half_life"))
         .fp32()
         .no_decay();
     // [role]
@@ -113,9 +113,7 @@ class MyMixer final : public sdk::TorchMixer {
     at::Tensor state = in.state.empty() ? at::zeros({batch, heads_, dim_, dim_}, q.options())
                                         : in.state[0].to(type);
 
-    // Below this a decay is 0 in float64 too, and its logarithm still a number.
-    at::Tensor log_decay =
-        at::log_sigmoid(in.param("decay").to(type)).clamp_min(-700).view({heads_, 1});
+    at::Tensor log_decay = at::log_sigmoid(in.param("decay").to(type)).view({heads_, 1});
     log_decay = log_decay.expand({batch, heads_, tokens});
     if (pads.defined()) log_decay = log_decay.masked_fill(pads.view({batch, 1, tokens}), 0);
 
@@ -147,7 +145,8 @@ class MyMixer final : public sdk::TorchMixer {
                         sdk::cat("expected ", heads_, " values, got ", values.size()));
     }
     std::vector<float> raw;
-    for (const double value : values) raw.push_back(static_cast<float>(raw_decay(value)));
+    for (const double value : values)
+      raw.push_back(static_cast<float>(raw_decay(value, "natural:half-life")));
     std::ranges::copy(raw, params.write("decay").begin());
   }
 
@@ -156,14 +155,14 @@ class MyMixer final : public sdk::TorchMixer {
     return sdk::same_dtype(x, sdk::float64) ? sdk::float64 : sdk::float32;
   }
 
-  // a = 2^(-1/half_life) = sigmoid(raw)
-  static double raw_decay(double half_life) {
+  // a = 2^(-1/half_life) = sigmoid(raw). Parameters are finite: beyond these bounds a is 0 or 1.
+  static double raw_decay(double half_life, const char* where) {
     if (!(half_life > 0)) {
-      throw sdk::Status(GRAFT_OUT_OF_RANGE, "natural:half-life",
+      throw sdk::Status(GRAFT_OUT_OF_RANGE, where,
                         sdk::cat("expected more than 0, got ", half_life));
     }
     const double forgotten = -std::expm1(-std::log(2.0) / half_life);  // 1 - a, exactly
-    return std::log1p(-forgotten) - std::log(forgotten);
+    return std::clamp(std::log1p(-forgotten) - std::log(forgotten), -700.0, 40.0);
   }
 
   // Attention without the softmax over a chunk, and over all before it through the state.
