@@ -78,10 +78,10 @@ std::vector<Option> option_schema() {
       Option::boolean("output_gate_bias", false, "bias of the output gate").shapes(),
       Option::boolean("output_norm", true, "RMSNorm of each head's output").shapes(),
       Option::integer("num_heads", 0, "number of heads; 0: the teacher's")
-          .range(0, kLargestSize)
+          .range(int64_t{0}, kLargestSize)
           .shapes(),
       Option::integer("head_dim", 0, "width of a query or key head; 0: the teacher's")
-          .range(0, kLargestSize)
+          .range(int64_t{0}, kLargestSize)
           .shapes(),
       Option::real("expand_v", 1.0, "width of a value head over that of a key head")
           .range(0.0, 16.0)

@@ -127,12 +127,19 @@ Outcome create_with(Context& context, const Trial& trial) {
   return create_with(context, options);
 }
 
+// Does the refusal name the option: as its place, or in the message about another one that it does
+// not go with?
+bool names_option(const Outcome& outcome, const std::string& key) {
+  return outcome.where.find("config." + key) != std::string::npos ||
+         (outcome.where.starts_with("config.") && outcome.message.find(key) != std::string::npos);
+}
+
 // A refusal says what is refused and why.
 void check_refusal(const Outcome& outcome, const Trial& trial) {
   const std::string tried = sdk::cat("create with ", trial.key, " = ", trial.shown);
   if (outcome.message.empty())
     fail(tried, " is refused (status ", outcome.status, ") without a message");
-  if (outcome.where.find("config." + trial.key) == std::string::npos)
+  if (!names_option(outcome, trial.key))
     fail(tried, " is refused, and `where` is '", outcome.where, "'; expected config.", trial.key,
          " (message: ", outcome.message, ")");
 }

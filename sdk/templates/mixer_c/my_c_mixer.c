@@ -638,10 +638,12 @@ static graft_status backward(graft_mixer* m, const graft_exec* exec,
 
 /* ---------------------------------------------------------------- natural values */
 
-/* a = 2^(-1 / half_life) = sigmoid(raw). Parameters are finite: beyond these bounds a is 0 or 1. */
+/* a = 2^(-1 / half_life) = sigmoid(raw). Beyond 80 a is 1 (or 0) in float64 too, and a parameter is
+ * always finite: an endless half-life is that. */
 static double raw_decay(double half_life) {
   const double forgotten = -expm1(-log(2.0) / half_life); /* 1 - a, without cancellation */
-  return fmax(-700, fmin(40, log1p(-forgotten) - log(forgotten)));
+  const double raw = log1p(-forgotten) - log(forgotten);
+  return raw > 80 ? 80 : raw < -80 ? -80 : raw;
 }
 
 /* Initializers that know how long a head should remember say so in tokens. */
