@@ -72,7 +72,7 @@ class MyMixer final : public sdk::TorchMixer {
         .heads(n, 1)
         .domain("logit")
         .doc("what a head keeps from token to token, before the sigmoid")
-        .constant(raw_decay(half_life_, "config.half_life"))
+        .constant(raw_decay(half_life_))
         .fp32()
         .no_decay();
     // [role]
@@ -117,7 +117,9 @@ class MyMixer final : public sdk::TorchMixer {
     at::Tensor state = in.state.empty() ? at::zeros({batch, heads_, dim_, dim_}, q.options())
                                         : in.state[0].to(type);
 
-    at::Tensor log_decay = at::log_sigmoid(in.param("decay").to(type)).view({heads_, 1});
+    // Below this a decay is 0 in float64 too, and its logarithm still a number.
+    at::Tensor log_decay =
+        at::log_sigmoid(in.param("decay").to(type)).clamp_min(-700).view({heads_, 1});
     log_decay = log_decay.expand({batch, heads_, tokens});
     if (pads.defined()) log_decay = log_decay.masked_fill(pads.view({batch, 1, tokens}), 0);
 
@@ -149,8 +151,7 @@ class MyMixer final : public sdk::TorchMixer {
                         sdk::cat("expected ", heads_, " values, got ", values.size()));
     }
     std::vector<float> raw;
-    for (const double value : values)
-      raw.push_back(static_cast<float>(raw_decay(value, "natural:half-life")));
+    for (const double value : values) raw.push_back(static_cast<float>(raw_decay(value)));
     std::ranges::copy(raw, params.write("decay").begin());
   }
 
@@ -163,7 +164,7 @@ class MyMixer final : public sdk::TorchMixer {
   // always finite: an endless half-life is that.
   static double raw_decay(double half_life) {
     if (!(half_life > 0)) {
-      throw sdk::Status(GRAFT_OUT_OF_RANGE, where,
+      throw sdk::Status(GRAFT_OUT_OF_RANGE, "natural:half-life",
                         sdk::cat("expected more than 0, got ", half_life));
     }
     const double forgotten = -std::expm1(-std::log(2.0) / half_life);  // 1 - a, exactly
