@@ -731,12 +731,15 @@ static graft_status create(const char* id, const graft_layer_info* layer,
   if (blas == NULL)
     return fail(error, GRAFT_FAILED_PRECONDITION, "host:" GRAFT_HOST_EXT_BLAS,
                 "this host does not offer it");
-  mixer* const self = calloc(1, sizeof *self);
-  if (self == NULL) return fail(error, GRAFT_RESOURCE_EXHAUSTED, "", "out of memory");
   double half_life = half_life_option.def.u.f;
   for (uint32_t i = 0; i < config->count; ++i) {
     if (strcmp(config->keys[i], half_life_option.key) == 0) half_life = config->values[i].u.f;
   }
+  if (!(half_life > 0))
+    return fail(error, GRAFT_OUT_OF_RANGE, "config.half_life", "expected more than 0, got %g",
+                half_life);
+  mixer* const self = calloc(1, sizeof *self);
+  if (self == NULL) return fail(error, GRAFT_RESOURCE_EXHAUSTED, "", "out of memory");
   self->base = (graft_mixer){.v = &table, .self = self};
   self->model = layer->model_dim;
   self->heads = layer->n_heads; /* key-value heads too: an initializer repeats the teacher's */
