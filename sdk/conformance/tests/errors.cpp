@@ -168,15 +168,15 @@ class Rig {
   // The right call, as if nothing had been.
   void expect_as_before(Problems& problems, const std::string& after) {
     doing("a right forward after one with " + after);
-    const MixerOutputs again = mixer_.forward(in_);
     try {
+      const MixerOutputs again = mixer_.forward(in_);
       compare(again.y, expected_.y, "y");
       for (std::size_t i = 0; i < again.state.size(); ++i)
         compare(again.state[i], expected_.state[i], "state_out");
       for (std::size_t i = 0; i < again.taps.size(); ++i)
         compare(again.taps[i], expected_.taps[i], "a tap");
     } catch (const Failed& problem) {
-      problems.add("after ", after, ", a right forward gives another result: ", problem.what());
+      problems.add("after ", after, ", a right forward is not as it was: ", problem.what());
     }
   }
 
@@ -198,11 +198,7 @@ class Rig {
       in.pad_mask = Tensor(sdk::uint8, {kBatch, kTokens});
       in.pad_mask.fill(1);
     }
-    if (!context_.has(GRAFT_CAP_STATE_IO)) return in;
-    for (const Plan::Spec& spec : mixer_.plan(kBatch, kTokens, in.x.dtype(), in.flags).state) {
-      in.state.emplace_back(spec.dtype, spec.shape);
-      in.state.back().fill(0);
-    }
+    if (context_.has(GRAFT_CAP_STATE_IO)) in.state = mixer_.zero_state(kBatch, in.x.dtype());
     return in;
   }
   Plan plan() { return mixer_.plan(kBatch, kTokens, in_.x.dtype(), in_.flags); }
@@ -288,6 +284,9 @@ void workspace(Context& context) {
   Problems problems;
   --rig.call().exec.workspace_bytes;
   rig.expect_refusal(problems, "a workspace one byte short");
+  rig.call().exec.workspace = nullptr;
+  rig.call().exec.workspace_bytes = 0;
+  rig.expect_refusal(problems, "no workspace");
   rig.expect_as_before(problems, "a short workspace");
   problems.fail_if_any();
 }
@@ -491,7 +490,8 @@ std::vector<Test> error_tests() {
       {"error.tensors", Kind::mixer,
        "Each tensor of forward is refused when its shape, dtype or device is wrong.", tensors},
       {"error.counts", Kind::mixer, "Counts of tensors that are off by one are refused.", counts},
-      {"error.workspace", Kind::mixer, "A workspace one byte short is refused.", workspace},
+      {"error.workspace", Kind::mixer, "A workspace that is short or missing is refused.",
+       workspace},
       {"error.plan", Kind::mixer,
        "What is not declared is GRAFT_UNIMPLEMENTED, and negative sizes are refused.", plans},
       {"error.backward", Kind::mixer,

@@ -44,10 +44,7 @@ void use_mixer(Context& context) {
   }
   if (!context.has(GRAFT_CAP_STEP)) return;
   MixerInputs one = mixer.random_inputs(2, 1, in.x.dtype(), random);
-  for (const Plan::Spec& spec : mixer.plan(2, 1, in.x.dtype()).state) {
-    one.state.emplace_back(spec.dtype, spec.shape);
-    one.state.back().fill(0);
-  }
+  one.state = mixer.zero_state(2, in.x.dtype());
   mixer.step(one);
 }
 

@@ -11,6 +11,7 @@
 #include "kit/component.h"
 #include "kit/doing.h"
 #include "kit/mixer.h"
+#include "kit/names.h"
 #include "kit/text_forms.h"
 
 namespace graft::conformance {
@@ -32,6 +33,12 @@ std::vector<std::string> split(const std::string& text, char at) {
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, at);) out.push_back(part);
   return out;
+}
+
+// Several layers or configurations may give the same one.
+void note_once(Context& context, const std::string& text) {
+  if (std::find(context.notes.begin(), context.notes.end(), text) == context.notes.end())
+    context.note(text);
 }
 
 // ---------------------------------------------------------------- what the specs say
@@ -72,20 +79,28 @@ void check_shape(const graft_param_spec& spec) {
     fail(label(spec), " has ", spec.heads, " heads of ", spec.head_dim);
 }
 
+void check_axes(Context& context, const graft_param_spec& spec) {
+  check_shape(spec);
+  if (text(spec.axes).empty() && spec.ndim > 0)
+    return note_once(context, label(spec) + " has no axes: no initializer can read its shape");
+  const std::vector<std::string> all = split(text(spec.axes), ',');
+  if (all.size() != static_cast<std::size_t>(spec.ndim))
+    fail(label(spec), ": '", text(spec.axes), "' labels ", all.size(), " axes; it has ", spec.ndim);
+  for (std::size_t i = 0; i < all.size(); ++i) check_axis(spec, all[i], spec.shape[i]);
+}
+
 void axes(Context& context) {
-  const Mixer mixer(context);
-  if (mixer.n_params() == 0) skip("has no parameters");
-  for (const graft_param_spec* const spec : mixer.specs()) {
-    check_shape(*spec);
-    if (text(spec->axes).empty() && spec->ndim > 0) {
-      context.note(label(*spec), " has no axes: no initializer can read its shape");
-      continue;
+  for (const Layer& layer : all_layers()) {
+    try {
+      const Mixer mixer(context, layer);
+      if (mixer.n_params() == 0) skip("has no parameters");
+      for (const graft_param_spec* const spec : mixer.specs()) check_axes(context, *spec);
+    } catch (const Skipped& why) {
+      if (&layer == &small_layer()) throw;
+      context.note(why.what());
+    } catch (const Failed& problem) {
+      fail("the layer '", layer.name, "': ", problem.what());
     }
-    const std::vector<std::string> all = split(text(spec->axes), ',');
-    if (all.size() != static_cast<std::size_t>(spec->ndim))
-      fail(label(*spec), ": '", text(spec->axes), "' labels ", all.size(), " axes; it has ",
-           spec->ndim);
-    for (std::size_t i = 0; i < all.size(); ++i) check_axis(*spec, all[i], spec->shape[i]);
   }
 }
 
@@ -112,9 +127,8 @@ void roles(Context& context) {
       context.note(label(*spec), " has no role: initializers leave it at its default");
       continue;
     }
-    if (!is_reverse_dns(role))
-      fail(label(*spec), ": the role '", role,
-           "' is neither a graft.role.* nor a name under a reverse DNS");
+    const std::string problem = role_problem(spec->role);
+    if (!problem.empty()) fail(label(*spec), ": ", problem);
     if (!seen.insert(role).second)
       fail(label(*spec), ": the role '", role, "' is another parameter's already");
   }
@@ -276,12 +290,6 @@ void check_written(const Mixer& mixer, const std::vector<Tensor>& before,
   }
 }
 
-std::vector<Tensor> copy_all(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> out;
-  for (const Tensor& tensor : tensors) out.push_back(tensor.copy());
-  return out;
-}
-
 // The tap of a forward pass on random x, with these parameters.
 Tensor tap_with(Context& context, Mixer& mixer, const std::vector<Tensor>& params,
                 std::size_t tap) {
@@ -315,18 +323,12 @@ struct NaturalRig {
   std::vector<Tensor> params;
 };
 
-// Configurations share their answers.
-void note_once(Context& context, const std::string& text) {
-  if (std::find(context.notes.begin(), context.notes.end(), text) == context.notes.end())
-    context.note(text);
-}
-
 // Another value per head, in turn.
 void set_and_look(NaturalRig& rig, const Natural& natural, std::size_t first) {
   std::vector<double> values;
   for (std::size_t h = 0; h < rig.heads; ++h)
     values.push_back(natural.values[(first + h) % natural.values.size()]);
-  std::vector<Tensor> params = copy_all(rig.params);
+  std::vector<Tensor> params = copies(rig.params);
   std::vector<std::uint8_t> written(params.size(), 0);
   const Outcome outcome = rig.domain.set(natural.what, values, params, written);
   if (outcome.status == GRAFT_UNIMPLEMENTED) {
@@ -350,7 +352,7 @@ void check_output_gate(NaturalRig& rig) {
   if (!tap) return;
   std::vector<Tensor> shown;
   for (const double value : {1.0, 0.5}) {
-    std::vector<Tensor> params = copy_all(rig.params);
+    std::vector<Tensor> params = copies(rig.params);
     std::vector<std::uint8_t> written(params.size(), 0);
     const std::vector<double> values(rig.heads, value);
     if (!rig.domain.set(GRAFT_NATURAL_OUTPUT_GATE, values, params, written).ok()) return;
@@ -365,7 +367,7 @@ void check_output_gate(NaturalRig& rig) {
 // What is wrong is refused, and nothing is written.
 void check_refused(NaturalRig& rig, const char* what, const std::vector<double>& values,
                    const std::string& how) {
-  std::vector<Tensor> params = copy_all(rig.params);
+  std::vector<Tensor> params = copies(rig.params);
   std::vector<std::uint8_t> written(params.size(), 0);
   const Outcome outcome = rig.domain.set(what, values, params, written);
   if (outcome.ok()) fail("set of ", what, " with ", how, " answers OK; expected a refusal");
