@@ -80,10 +80,10 @@ void check_tensor(Attempt& attempt, const std::string& name, const DLTensor& rig
   flat.tensor.ndim -= 1;
   attempt.check(name + " of one axis less",
                 [&](Mixer::Call& call, MixerOutputs&) { put(call, &flat.tensor); });
-  Spoilt integers(right);
-  integers.tensor.dtype = sdk::int64;
-  attempt.check(name + " of integers",
-                [&](Mixer::Call& call, MixerOutputs&) { put(call, &integers.tensor); });
+  Spoilt typed(right);
+  typed.tensor.dtype = sdk::same_dtype(right.dtype, sdk::int64) ? sdk::int32 : sdk::int64;
+  attempt.check(name + " of another type",
+                [&](Mixer::Call& call, MixerOutputs&) { put(call, &typed.tensor); });
   Spoilt elsewhere(right);
   elsewhere.tensor.device.device_type = kDLCUDA;
   attempt.check(name + " on another device",
