@@ -124,6 +124,8 @@ TEST_F(SdkTest, WhateverIsThrownBecomesAMessage) {
     EXPECT_GRAFT_ERROR(make("plan")->plan(plan_for(1, 1)), ErrorKind::plugin, message("plan"));
     auto two_params = call;
     two_params.n_params = 2;
+    CpuTensor y({1});
+    two_params.y = y.dl();
     EXPECT_GRAFT_ERROR(make("forward")->forward(cpu_exec(), two_params), ErrorKind::plugin,
                        message("forward"));
     auto backward = sized<graft_mixer_backward>();
@@ -136,8 +138,10 @@ TEST_F(SdkTest, WhateverIsThrownBecomesAMessage) {
 TEST_F(SdkTest, StatusesReachTheCallerAsTheyAre) {
   const auto thrower = mixer("thrower", {{"thrown", "status"}});
   graft_mixer* const handle = thrower->get();
+  CpuTensor y({1});
   auto call = sized<graft_mixer_forward>();
   call.n_params = 2;
+  call.y = y.dl();
   const auto exec = cpu_exec();
   auto error = sized<graft_error>();
   EXPECT_EQ(handle->v->forward(handle, &exec, &call, &error), GRAFT_OUT_OF_RANGE);
@@ -217,13 +221,15 @@ TEST(SdkConfig, WrongQuestionsAreErrors) {
 // Runs a mixer without state over x [B,T,D].
 std::vector<float> run(Mixer& mixer, CpuTensor& x, std::int64_t batch, std::int64_t tokens,
                        std::int64_t model, const DLTensor* param = nullptr) {
-  mixer.plan(plan_for(batch, tokens));
+  const graft_plan_out plan = mixer.plan(plan_for(batch, tokens));
   CpuTensor y({batch, tokens, model}, NAN);
   auto call = sized<graft_mixer_forward>();
   call.x = x.dl();
   call.y = y.dl();
   call.n_params = param == nullptr ? 0 : 1;
   call.params = &param;
+  call.n_state = plan.n_state;
+  call.n_taps = plan.n_taps;
   mixer.forward(cpu_exec(), call);
   return y.copy();
 }
@@ -304,7 +310,7 @@ TEST_F(SdkTest, LeakyBackwardIsTheDerivative) {
   const DLTensor* params[] = {decay.dl()};
   DLTensor* saved_list[] = {saved.dl()};
   auto call = sized<graft_mixer_forward>();
-  call.n_params = call.n_saved = 1;
+  call.n_params = call.n_saved = call.n_state = 1;
   call.params = params;
   call.saved = saved_list;
   call.x = x.dl();

@@ -15,8 +15,16 @@ using sdk::Status;
 
 namespace {
 
+constexpr int64_t kLargestSize = 65536;
+
 void read_sizes(const sdk::LayerInfo& layer, const sdk::Config& config, BlockOptions& o) {
   o.model_dim = layer.model_dim;
+  for (const char* const size : {"num_heads", "head_dim"}) {
+    const int64_t given = config.get<int64_t>(size);
+    if (given < 0 || given > kLargestSize) {
+      refuse_option(size, cat("expected 0 to ", kLargestSize, ", got ", given));
+    }
+  }
   o.heads = config.get<int64_t>("num_heads");
   if (o.heads == 0) o.heads = layer.n_heads;
   o.key_dim = config.get<int64_t>("head_dim");
@@ -69,9 +77,11 @@ std::vector<Option> option_schema() {
       Option::boolean("output_gate", true, "silu gate on the normalised head output").shapes(),
       Option::boolean("output_gate_bias", false, "bias of the output gate").shapes(),
       Option::boolean("output_norm", true, "RMSNorm of each head's output").shapes(),
-      Option::integer("num_heads", 0, "number of heads; 0: the teacher's").range(0, 65536).shapes(),
+      Option::integer("num_heads", 0, "number of heads; 0: the teacher's")
+          .range(int64_t{0}, kLargestSize)
+          .shapes(),
       Option::integer("head_dim", 0, "width of a query or key head; 0: the teacher's")
-          .range(0, 65536)
+          .range(int64_t{0}, kLargestSize)
           .shapes(),
       Option::real("expand_v", 1.0, "width of a value head over that of a key head")
           .range(0.0, 16.0)

@@ -236,7 +236,7 @@ class AbiMixer {
     if (args.want_taps) out.taps = allocate(sizes.taps, sizes.n_taps);
     if (args.training) out.saved = allocate(sizes.saved, sizes.n_saved);
     Borrow borrow;
-    const graft_mixer_forward call = make_call(args, out, borrow);
+    const graft_mixer_forward call = make_call(args, out, sizes, borrow);
     const graft_exec exec = make_exec(args.training ? GRAFT_X_TRAINING : 0);
     graft_error error = fresh_error();
     const auto run = step ? mixer_->v->step : mixer_->v->forward;
@@ -262,8 +262,7 @@ class AbiMixer {
     Borrow borrow;
     ForwardResults outputs;
     outputs.saved = kept.saved;
-    graft_mixer_forward fwd = make_call(args, outputs, borrow);
-    fwd.n_taps = sizes.n_taps;
+    const graft_mixer_forward fwd = make_call(args, outputs, sizes, borrow);
     graft_mixer_backward call{};
     call.struct_size = sizeof call;
     call.fwd = &fwd;
@@ -315,13 +314,13 @@ class AbiMixer {
   }
 
   static graft_mixer_forward make_call(const ForwardArgs& args, const ForwardResults& out,
-                                       Borrow& borrow) {
+                                       const graft_plan_out& sizes, Borrow& borrow) {
     graft_mixer_forward call{};
     call.struct_size = sizeof call;
     call.n_params = static_cast<uint32_t>(args.params.size());
-    call.n_state = static_cast<uint32_t>(std::max(args.state.size(), out.state.size()));
-    call.n_saved = static_cast<uint32_t>(out.saved.size());
-    call.n_taps = static_cast<uint32_t>(out.taps.size());
+    call.n_state = sizes.n_state;
+    call.n_saved = sizes.n_saved;
+    call.n_taps = sizes.n_taps;
     call.x = borrow.one(args.x);
     call.y = borrow.one(out.y);
     call.positions = borrow.one(args.positions);

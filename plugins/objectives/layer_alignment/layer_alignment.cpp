@@ -22,10 +22,18 @@ at::Tensor hidden(const DLTensor& tensor, std::string_view name) {
   return view;
 }
 
+Loss loss_option(const sdk::Config& config) {
+  try {
+    return loss_named(config.get<std::string>("loss"));
+  } catch (const std::invalid_argument& problem) {
+    throw sdk::Status(GRAFT_INVALID_ARGUMENT, "config.loss", problem.what());
+  }
+}
+
 class LayerAlignment final : public sdk::Objective {
  public:
   explicit LayerAlignment(const sdk::Config& config)
-      : options_{loss_named(config.get<std::string>("loss")), config.get<bool>("relative")} {
+      : options_{loss_option(config), config.get<bool>("relative")} {
     if (options_.relative && (options_.loss == Loss::cosine || options_.loss == Loss::nmse)) {
       throw sdk::Status(GRAFT_INVALID_ARGUMENT, "config.relative",
                         sdk::cat("loss = ", config.get<std::string>("loss"),

@@ -115,6 +115,7 @@ sdk::Value parse_option(const graft_desc& desc, const std::string& key, const st
 }
 
 Library::Library(const std::filesystem::path& file) : file_(std::filesystem::absolute(file)) {
+  opening_.before = process_state();
   void* const handle = ::dlopen(file_.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) fail("cannot be opened: ", ::dlerror());
   negotiate_ = reinterpret_cast<graft_plugin_negotiate_fn>(::dlsym(handle, GRAFT_ENTRY_SYMBOL));
@@ -124,7 +125,10 @@ Library::Library(const std::filesystem::path& file) : file_(std::filesystem::abs
       GRAFT_ABI_CURRENT, "graft-conformance",  kKitVersion.data()};
   graft_negotiate_out out{};
   out.struct_size = sizeof out;
+  opening_.loaded = process_state();
+  const double start = cpu_seconds();
   must(outcome_of([&](graft_error* e) { return negotiate_(&in, &out, e); }), GRAFT_ENTRY_SYMBOL);
+  opening_.negotiation_seconds = cpu_seconds() - start;
   if (out.plugin == nullptr) fail(GRAFT_ENTRY_SYMBOL " answers OK and gives no plugin");
   if (out.plugin->get_extension == nullptr) fail("graft_plugin.get_extension is NULL");
   plugin_ = out.plugin;
@@ -134,6 +138,7 @@ Library::Library(const std::filesystem::path& file) : file_(std::filesystem::abs
     must(outcome_of([&](graft_error* e) { return plugin_->init(host_->c(), file_.c_str(), e); }),
          "init");
   }
+  opening_.initialized = process_state();
   components_ = components();
 }
 

@@ -11,6 +11,7 @@
 
 #include "graft/conformance/conformance.hpp"
 #include "graft/description.hpp"
+#include "kit/process.h"
 #include "kit/test_host.h"
 
 namespace graft::conformance {
@@ -83,6 +84,13 @@ class Library {
   std::uint32_t abi() const { return abi_; }
   TestHost& host() const { return *host_; }
 
+  // How it was when the file was opened.
+  struct Opening {
+    ProcessState before, loaded, initialized;
+    double negotiation_seconds = 0;  // of the processor, the first time
+  };
+  const Opening& opening() const { return opening_; }
+
   template <class Factory>
   const Factory* factory(const char* id) const {
     return static_cast<const Factory*>(plugin_->get_extension(id));
@@ -104,6 +112,7 @@ class Library {
   graft_plugin_negotiate_fn negotiate_ = nullptr;
   const graft_plugin* plugin_ = nullptr;
   std::uint32_t abi_ = 0;
+  Opening opening_;
   std::unique_ptr<TestHost> host_;
   std::vector<Component> components_;
 };

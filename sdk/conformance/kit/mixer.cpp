@@ -292,9 +292,9 @@ void Mixer::fill(Call& call, const MixerInputs& in, MixerOutputs& out, const Pla
   args.struct_size = sizeof args;
   args.n_params = static_cast<std::uint32_t>(call.params.size());
   args.n_state = static_cast<std::uint32_t>(sizes.state.size());
-  args.n_saved = static_cast<std::uint32_t>(call.saved.size());
+  args.n_saved = static_cast<std::uint32_t>(sizes.saved.size());
   args.n_taps = static_cast<std::uint32_t>(sizes.taps.size());
-  args.x = in.x.c();
+  args.x = in.x_view == nullptr ? in.x.c() : in.x_view;
   args.y = out.y.c();
   args.positions = in.positions.c();
   args.pad_mask = in.pad_mask.c();
@@ -355,8 +355,8 @@ Gradients Mixer::backward(const MixerInputs& in, const MixerOutputs& kept, const
   Gradients out;
   if (from.want_dx) out.dx = Tensor(in.x.dtype(), in.x.shape());
   for (std::size_t i = 0; i < in.params.size(); ++i) {
-    const bool frozen =
-        (!from.frozen.empty() && from.frozen[i]) || (specs_[i]->flags & GRAFT_P_TRAINABLE) == 0;
+    const bool frozen = !from.want_dparams || (!from.frozen.empty() && from.frozen[i]) ||
+                        (specs_[i]->flags & GRAFT_P_TRAINABLE) == 0;
     out.dparams.push_back(frozen            ? Tensor()
                           : accumulate != 0 ? from.accumulate_onto[i].copy()
                                             : Tensor(in.params[i].dtype(), in.params[i].shape()));
@@ -379,17 +379,19 @@ Gradients Mixer::backward(const MixerInputs& in, const MixerOutputs& kept, const
   graft_mixer_backward args{};
   args.struct_size = sizeof args;
   args.fwd = &call.args;
-  args.dy = from.dy.c();
+  args.dy = from.dy_view == nullptr ? from.dy.c() : from.dy_view;
   args.dstate_out = dstate_out.empty() ? nullptr : dstate_out.data();
   args.dtaps = dtaps.empty() ? nullptr : dtaps.data();
   args.dx = out.dx.c();
-  args.dparams = dparams.empty() ? nullptr : dparams.data();
+  args.dparams = dparams.empty() || !from.want_dparams ? nullptr : dparams.data();
   args.dstate_in = dstate_in.empty() ? nullptr : dstate_in.data();
   const Unchanged unchanged(in);
+  const Tensor dy_before = from.dy.copy();
   must(outcome_of(
            [&](graft_error* e) { return handle_->v->backward(handle_, &call.exec, &args, e); }),
        "backward");
   unchanged.check();
+  if (!from.dy.same_bytes(dy_before)) fail("changes its input dy");
   check_workspace(call);
   check_intact(out.dx, "dx");
   check_intact(out.dparams, "dparams");
@@ -401,6 +403,14 @@ bool offers(const Context& context, DLDataType dtype) {
   const graft_desc& desc = context.desc();
   return std::any_of(desc.dtypes, desc.dtypes + desc.n_dtypes,
                      [&](DLDataType d) { return sdk::same_dtype(d, dtype); });
+}
+
+std::vector<DLDataType> exact_dtypes(const Context& context) {
+  const DLDataType exact = exact_dtype(context);
+  std::vector<DLDataType> out{exact};
+  if (!sdk::same_dtype(exact, sdk::float32) && offers(context, sdk::float32))
+    out.push_back(sdk::float32);
+  return out;
 }
 
 DLDataType exact_dtype(const Context& context) {

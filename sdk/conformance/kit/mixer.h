@@ -33,6 +33,7 @@ struct MixerInputs {
   Tensor positions, pad_mask, seq_offsets;  // not there: NULL
   std::uint64_t flags = 0;                  // GRAFT_X_*
   bool want_state = true, want_taps = true;
+  const DLTensor* x_view = nullptr;  // x's numbers with other strides, shown to the plugin instead
 
   std::int64_t batch() const { return x.shape()[0]; }
   std::int64_t tokens() const { return x.shape()[1]; }
@@ -48,6 +49,8 @@ struct Cotangents {
   std::vector<bool> frozen;             // per parameter; empty: none
   std::vector<Tensor> accumulate_onto;  // dparams before the call; empty: they are overwritten
   bool want_dx = true, want_dstate = true;
+  bool want_dparams = true;           // false: the list is NULL
+  const DLTensor* dy_view = nullptr;  // as x_view
 };
 struct Gradients {
   Tensor dx;
@@ -130,5 +133,8 @@ class Mixer {
 // The most exact type the component computes in: float64, else float32; skips without either.
 DLDataType exact_dtype(const Context& context);
 bool offers(const Context& context, DLDataType dtype);
+// float64 and float32, or the one of them that it offers: what must hold to rounding is asked of
+// both, since each may have code of its own. Skips without either.
+std::vector<DLDataType> exact_dtypes(const Context& context);
 
 }  // namespace graft::conformance

@@ -109,7 +109,10 @@ Child::Child(const std::function<std::string()>& work) : start_(std::chrono::ste
   pid_ = ::fork();
   if (pid_ < 0)
     throw std::runtime_error(std::string("cannot start a process: ") + std::strerror(errno));
-  if (pid_ == 0) be_the_child(work, ends[1], printed_);
+  if (pid_ == 0) {
+    note_.take_over();
+    be_the_child(work, ends[1], printed_);
+  }
   ::close(ends[1]);
   answer_ = ends[0];
 }
@@ -147,6 +150,7 @@ Child::End Child::finish() {
   end.answered = WIFEXITED(status) && WEXITSTATUS(status) == 0 && !answer_text_.empty();
   end.answer = std::move(answer_text_);
   if (!end.answered) end.trouble = how_it_ended(status);
+  end.doing = note_.text();
   const off_t length = ::lseek(printed_, 0, SEEK_END);
   if (length > 0) {
     end.printed.resize(static_cast<std::size_t>(length));
@@ -212,6 +216,7 @@ void TestRun::finish(bool timed_out) {
     result_.detail = timed_out ? sdk::cat("does not come back within ",
                                           static_cast<double>(timeout_.count()) / 1000, " s")
                                : "the process of this test " + end.trouble;
+    if (!end.doing.empty()) result_.detail += ", during: " + end.doing;
   }
   result_.seconds = seconds;
   if (!end.printed.empty())

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "graft/conformance/conformance.hpp"
+#include "kit/doing.h"
 
 namespace graft::conformance {
 
@@ -31,6 +32,7 @@ class Child {
     std::string answer;   // what work() returned
     std::string trouble;  // "is ended by signal 11 (Segmentation fault)", "ends the process with
                           // exit code 7"; "" if none
+    std::string doing;    // the last that the child said it is doing()
     std::string printed;  // on stdout and stderr
   };
   // Waits for the end.
@@ -39,6 +41,7 @@ class Child {
  private:
   pid_t pid_ = -1;
   int answer_ = -1, printed_ = -1;
+  SharedNote note_;
   std::string answer_text_;
   std::chrono::steady_clock::time_point start_;
 };

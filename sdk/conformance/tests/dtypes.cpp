@@ -27,6 +27,10 @@ void compare(Context& context, const Tensor& got, const Tensor& expected, double
                " allowed)");
   const std::string problem = not_close(values, wanted, allowed);
   if (!problem.empty()) fail(what, ": ", problem);
+  if (d.mean > kMeanShare * allowed) {
+    fail(what, ": off by ", d.mean, " of the largest element in the mean, ", kMeanShare * allowed,
+         " allowed");
+  }
 }
 
 void check_dtype(Context& context, DLDataType dtype) {

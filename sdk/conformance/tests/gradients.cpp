@@ -148,6 +148,71 @@ void finite_differences(Context& context) {
   }
 }
 
+// Through each tap alone, the others' gradients NULL.
+void taps(Context& context) {
+  need_backward(context);
+  const DLDataType dtype = exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  const Plan plan = mixer.plan(2, 18, dtype);
+  if (plan.taps.empty()) skip("names no taps");
+  for (std::size_t tap = 0; tap < plan.taps.size(); ++tap) {
+    Problem problem = make(mixer, 18, dtype, random, {.y = false, .taps = true});
+    for (std::size_t i = 0; i < problem.from.dtaps.size(); ++i) {
+      if (i != tap) problem.from.dtaps[i] = Tensor();
+    }
+    check_problem(context, mixer, problem, random,
+                  sdk::cat("through the tap '", plan.taps[tap].name, "'"));
+  }
+}
+
+Tensor widened(const Tensor& tensor) {
+  if (!tensor.there() || !tensor.floating()) return tensor.copy();
+  return Tensor(sdk::float64, tensor.shape(), tensor.values());
+}
+std::vector<Tensor> widened(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> out;
+  for (const Tensor& tensor : tensors) out.push_back(widened(tensor));
+  return out;
+}
+
+// The same numbers in float32 and in float64, through everything gradients go through.
+void float_32(Context& context) {
+  need_backward(context);
+  if (!offers(context, sdk::float32)) skip("does not compute in float32");
+  if (!offers(context, sdk::float64))
+    skip("has no float64 to compare with; gradient.finite_differences takes float32");
+  Random random(context.seed);
+  Mixer mixer(context);
+  const bool states = context.has(GRAFT_CAP_STATEFUL_GRAD);
+  for (const std::int64_t length : {1, 18, 129}) {
+    const Through all{.state_out = states, .taps = true, .state_in = states};
+    const Problem narrow = make(mixer, length, sdk::float32, random, all);
+    Problem wide;
+    wide.in.x = widened(narrow.in.x);
+    wide.in.params = widened(narrow.in.params);
+    wide.in.state = widened(narrow.in.state);
+    wide.in.flags = narrow.in.flags;
+    wide.from.dy = widened(narrow.from.dy);
+    wide.from.dstate = widened(narrow.from.dstate);
+    wide.from.dtaps = widened(narrow.from.dtaps);
+    const Gradients got = mixer.backward(narrow.in, mixer.forward(narrow.in), narrow.from);
+    const Gradients expected = mixer.backward(wide.in, mixer.forward(wide.in), wide.from);
+    const double allowed = context.tolerance * gradient_tolerance(sdk::float32, length);
+    const std::string of = sdk::cat(" of ", length, " tokens in float32");
+    check_close(got.dx, expected.dx, allowed, "dx" + of);
+    for (std::size_t i = 0; i < got.dparams.size(); ++i) {
+      if (got.dparams[i].there())
+        check_close(got.dparams[i], expected.dparams[i], allowed,
+                    sdk::cat("the gradient of '", mixer.specs()[i]->name, "'", of));
+    }
+    for (std::size_t i = 0; i < got.dstate.size(); ++i) {
+      if (got.dstate[i].there())
+        check_close(got.dstate[i], expected.dstate[i], allowed, sdk::cat("dstate_in ", i, of));
+    }
+  }
+}
+
 // Each element of the smallest parameters, which a direction could hide.
 void coordinates(Context& context) {
   need_backward(context);
@@ -232,6 +297,11 @@ void frozen(Context& context) {
   compare(mixer.backward(problem.in, kept, problem.from), "without dx");
   problem.from.frozen.assign(mixer.specs().size(), true);
   mixer.backward(problem.in, kept, problem.from);
+  problem.from.want_dparams = false;
+  mixer.backward(problem.in, kept, problem.from);
+  problem.from.want_dx = true;
+  compare(mixer.backward(problem.in, kept, problem.from),
+          "without a list of parameters' gradients");
 }
 
 void repeated(Context& context) {
@@ -253,6 +323,29 @@ void repeated(Context& context) {
       check_close(again.dparams[i], first.dparams[i], allowed,
                   sdk::cat("the gradient of '", mixer.specs()[i]->name,
                            "' of the same backward after another forward"));
+  }
+}
+
+// A host that keeps its activations on a disk brings them back at other addresses.
+void moved(Context& context) {
+  need_backward(context);
+  const DLDataType dtype = exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  Problem problem = make(mixer, 33, dtype, random, {});
+  const MixerOutputs kept = mixer.forward(problem.in);
+  const Gradients expected = mixer.backward(problem.in, kept, problem.from);
+  const MixerOutputs again = mixer.forward(problem.in);
+  const MixerInputs elsewhere = problem.in.copy();
+  problem.in.x.poison();
+  for (Tensor& param : problem.in.params) param.poison();
+  const Gradients got = mixer.backward(elsewhere, again, problem.from);
+  const double allowed = context.tolerance * tolerance(dtype, 33);
+  check_close(got.dx, expected.dx, allowed, "dx of inputs that were moved");
+  for (std::size_t i = 0; i < got.dparams.size(); ++i) {
+    if (got.dparams[i].there())
+      check_close(got.dparams[i], expected.dparams[i], allowed,
+                  sdk::cat("the gradient of '", mixer.specs()[i]->name, "' of inputs that moved"));
   }
 }
 
@@ -344,6 +437,11 @@ std::vector<Test> gradient_tests() {
        finite_differences},
       {"gradient.coordinates", Kind::mixer, "So is each element of a parameter's gradient.",
        coordinates},
+      {"gradient.taps", Kind::mixer, "So are the gradients that come through each tap alone.",
+       taps},
+      {"gradient.float32", Kind::mixer,
+       "Gradients in float32 are those in float64 up to rounding, through states and taps too.",
+       float_32},
       {"gradient.accumulate", Kind::mixer,
        "GRAFT_X_ACCUMULATE adds to parameters' gradients, and is otherwise without effect.",
        accumulate},
@@ -351,6 +449,8 @@ std::vector<Test> gradient_tests() {
        "Gradients that are not wanted change nothing about the others.", frozen},
       {"gradient.repeated", Kind::mixer, "A backward can be run again, after other calls too.",
        repeated},
+      {"gradient.moved", Kind::mixer,
+       "A backward goes by the numbers of its forward, not by where they lay.", moved},
       {"gradient.state_chain", Kind::mixer,
        "Two pieces chained through the state have the gradients of the whole.", state_chain},
       {"gradient.zero_dy", Kind::mixer, "Where no gradient comes in, none goes out.", zero_dy},

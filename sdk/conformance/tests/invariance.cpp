@@ -26,6 +26,10 @@ void batch(Context& context) {
     const MixerOutputs out = mixer.forward(alone);
     compare(context, GRAFT_CAP_BATCH_INVARIANT, row(together.y, b), out.y, kTokens,
             sdk::cat("y of row ", b, " among 3 and alone"));
+    for (std::size_t i = 0; i < out.taps.size(); ++i) {
+      compare(context, GRAFT_CAP_BATCH_INVARIANT, row(together.taps[i], b), out.taps[i], kTokens,
+              sdk::cat("tap ", i, " of row ", b, " among 3 and alone"));
+    }
     for (std::size_t i = 0; i < out.state.size(); ++i) {
       compare(context, GRAFT_CAP_BATCH_INVARIANT, row(together.state[i], b), out.state[i], kTokens,
               sdk::cat("state ", i, " of row ", b, " among 3 and alone"));
@@ -63,34 +67,82 @@ void threads(Context& context) {
   }
 }
 
+// The numbers of `tensor` [B,T,width] as a window of a wider one whose first two axes are swapped:
+// strides (wide, B * wide, 1).
+struct Window {
+  Tensor memory;
+  std::int64_t shape[3], strides[3];
+  DLTensor view;
+
+  explicit Window(const Tensor& tensor) {
+    const std::int64_t batch = tensor.shape()[0], length = tensor.shape()[1],
+                       width = tensor.shape()[2], wide = width + 5;
+    memory = Tensor(tensor.dtype(), {length, batch, wide});
+    for (std::int64_t i = 0; i < tensor.size(); ++i) {
+      const std::int64_t b = i / (length * width), t = i / width % length;
+      memory.set((t * batch + b) * wide + i % width, tensor.at(i));
+    }
+    for (int axis = 0; axis < 3; ++axis)
+      shape[axis] = tensor.shape()[static_cast<std::size_t>(axis)];
+    strides[0] = wide;
+    strides[1] = batch * wide;
+    strides[2] = 1;
+    view = *memory.c();
+    view.shape = shape;
+    view.strides = strides;
+  }
+  Window(const Window&) = delete;
+};
+
 void strides(Context& context) {
   if (!context.has(GRAFT_CAP_STRIDED)) skip("takes contiguous inputs only (GRAFT_CAP_STRIDED)");
   const DLDataType dtype = exact_dtype(context);
   Random random(context.seed);
   Mixer mixer(context);
-  const MixerInputs in = mixer.random_inputs(2, 33, dtype, random);
+  MixerInputs in = mixer.random_inputs(2, 33, dtype, random);
   const MixerOutputs plain = mixer.forward(in);
-  // x as a window of a wider tensor whose first two axes are swapped: strides (wide, 2 * wide, 1).
-  const std::int64_t model = mixer.layer().info.model_dim, wide = model + 5;
-  Tensor wider(dtype, {33, 2, wide});
-  for (std::int64_t t = 0; t < 33; ++t) {
-    for (std::int64_t b = 0; b < 2; ++b) {
-      for (std::int64_t c = 0; c < model; ++c)
-        wider.set((t * 2 + b) * wide + c, in.x.at((b * 33 + t) * model + c));
-    }
-  }
-  const Plan sizes = mixer.plan(2, 33, dtype);
-  MixerOutputs out = mixer.allocate(in, sizes);
-  Mixer::Call call;
-  mixer.fill(call, in, out, sizes, sizes.workspace_forward);
-  std::int64_t shape[] = {2, 33, model}, stride[] = {wide, 2 * wide, 1};
-  DLTensor view = *wider.c();
-  view.shape = shape;
-  view.strides = stride;
-  call.args.x = &view;
-  must(mixer.try_forward(call), "forward of an x with strides");
+  const Window window(in.x);
+  in.x_view = &window.view;
   const double allowed = context.tolerance * tolerance(dtype, 33);
-  check_close(out.y, plain.y, allowed, "y of an x with strides and of its contiguous copy");
+  check_close(mixer.forward(in).y, plain.y, allowed,
+              "y of an x with strides and of its contiguous copy");
+}
+
+// A dy of stride 0 is what the gradient of a mean looks like in some frameworks.
+void strided_gradients(Context& context) {
+  if (!context.has(GRAFT_CAP_STRIDED)) skip("takes contiguous inputs only (GRAFT_CAP_STRIDED)");
+  if (!context.has(GRAFT_CAP_BACKWARD)) skip("does not train (GRAFT_CAP_BACKWARD)");
+  const DLDataType dtype = exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  MixerInputs in = mixer.random_inputs(2, 33, dtype, random);
+  in.flags = GRAFT_X_TRAINING;
+  Cotangents from, of_ones;
+  from.dy = Tensor(dtype, in.x.shape(), random.normals(in.x.size()));
+  of_ones.dy = Tensor(dtype, in.x.shape());
+  of_ones.dy.fill(1);
+  const double allowed = context.tolerance * gradient_tolerance(dtype, 33);
+  const auto run = [&](const Cotangents& cotangents) {
+    return mixer.backward(in, mixer.forward(in), cotangents);
+  };
+  const auto compare = [&](const Gradients& got, const Gradients& expected, const std::string& of) {
+    check_close(got.dx, expected.dx, allowed, "dx of " + of);
+    for (std::size_t i = 0; i < got.dparams.size(); ++i) {
+      if (!got.dparams[i].there()) continue;
+      check_close(got.dparams[i], expected.dparams[i], allowed,
+                  sdk::cat("the gradient of '", mixer.specs()[i]->name, "' of ", of));
+    }
+  };
+  const Gradients expected = run(from), expected_of_ones = run(of_ones);
+  std::int64_t none[] = {0, 0, 0};
+  DLTensor one = *of_ones.dy.c();
+  one.strides = none;
+  of_ones.dy_view = &one;
+  compare(run(of_ones), expected_of_ones, "a dy of stride 0");
+  const Window x(in.x), dy(from.dy);
+  in.x_view = &x.view;
+  from.dy_view = &dy.view;
+  compare(run(from), expected, "an x and a dy with strides");
 }
 
 }  // namespace
@@ -102,6 +154,9 @@ std::vector<Test> invariance_tests() {
        "Results do not depend on the number of threads the host has.", threads},
       {"invariance.strides", Kind::mixer, "An x with strides gives what its contiguous copy gives.",
        strides},
+      {"invariance.strided_gradients", Kind::mixer,
+       "An x and a dy with strides, 0 among them, have the gradients of their contiguous copies.",
+       strided_gradients},
   };
 }
 

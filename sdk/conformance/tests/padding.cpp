@@ -78,12 +78,43 @@ Tensor real_places(const Tensor& tensor, const Padded& padded, std::int64_t b,
   return out;
 }
 
-void check_outputs(Context& context, const std::vector<std::vector<std::int64_t>>& at) {
-  need_mask(context);
-  const DLDataType dtype = exact_dtype(context);
+// Where the rows begin and who counts: the padded batch may get the host's positions, while its
+// rows alone are always counted by the mixer.
+struct Start {
+  bool from_state = false, host_counts = false;
+};
+
+void begin(Context& context, Mixer& mixer, Padded& padded, Random& random, Start start) {
+  constexpr std::int64_t kBefore = 9;
+  const std::int64_t batch = padded.in.batch();
+  if (start.from_state) {
+    if (!context.has(GRAFT_CAP_STATE_IO)) skip("does not go on from states (GRAFT_CAP_STATE_IO)");
+    MixerInputs before = mixer.random_inputs(batch, kBefore, padded.in.x.dtype(), random);
+    before.params = copies(padded.in.params);
+    padded.in.state = mixer.forward(before).state;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (const Tensor& state : padded.in.state)
+        padded.alone[static_cast<std::size_t>(b)].state.push_back(row(state, b));
+    }
+  }
+  if (!start.host_counts) return;
+  padded.in.positions = Tensor(sdk::int64, {batch, kTokens});
+  for (std::int64_t b = 0; b < batch; ++b) {
+    std::int64_t next = start.from_state ? kBefore : 0;
+    for (std::int64_t i = b * kTokens; i < (b + 1) * kTokens; ++i) {
+      // At pads anything from 0 on is legal.
+      const bool is_real = padded.in.pad_mask.at(i) != 0;
+      padded.in.positions.set(i, static_cast<double>(is_real ? next++ : random.below(1000)));
+    }
+  }
+}
+
+void check_outputs_in(Context& context, DLDataType dtype,
+                      const std::vector<std::vector<std::int64_t>>& at, Start start) {
   Random random(context.seed);
   Mixer mixer(context);
-  const Padded padded = make(mixer, dtype, random, at);
+  Padded padded = make(mixer, dtype, random, at);
+  begin(context, mixer, padded, random, start);
   const MixerOutputs out = mixer.forward(padded.in);
   const double allowed = context.tolerance * tolerance(dtype, kTokens);
   for (std::size_t row_index = 0; row_index < at.size(); ++row_index) {
@@ -103,6 +134,12 @@ void check_outputs(Context& context, const std::vector<std::vector<std::int64_t>
   }
 }
 
+void check_outputs(Context& context, const std::vector<std::vector<std::int64_t>>& at,
+                   Start start = {}) {
+  need_mask(context);
+  for (const DLDataType dtype : exact_dtypes(context)) check_outputs_in(context, dtype, at, start);
+}
+
 void left(Context& context) {
   check_outputs(context, {range(9, kTokens), range(0, kTokens), range(1, kTokens)});
 }
@@ -117,6 +154,39 @@ void one_row(Context& context) {
   check_outputs(context, {range(0, 9)});
 }
 void all_pads(Context& context) { check_outputs(context, {range(0, kTokens), {}, range(4, 9)}); }
+
+const std::vector<std::vector<std::int64_t>>& every_kind() {
+  static const std::vector<std::vector<std::int64_t>> at{
+      range(9, kTokens), range(0, 14), {0, 1, 5, 6, 7, 15, 16, 22}, {}, range(0, kTokens)};
+  return at;
+}
+
+void from_state(Context& context) { check_outputs(context, every_kind(), {.from_state = true}); }
+
+void positions(Context& context) {
+  check_outputs(context, every_kind(), {.host_counts = true});
+  if (!context.has(GRAFT_CAP_STATE_IO)) return;
+  check_outputs(context, every_kind(), {.from_state = true, .host_counts = true});
+}
+
+void none(Context& context) {
+  need_mask(context);
+  for (const DLDataType dtype : exact_dtypes(context)) {
+    Random random(context.seed);
+    Mixer mixer(context);
+    MixerInputs in = mixer.random_inputs(2, kTokens, dtype, random);
+    const MixerOutputs without = mixer.forward(in);
+    in.pad_mask = Tensor(sdk::uint8, {2, kTokens});
+    in.pad_mask.fill(1);
+    const MixerOutputs with = mixer.forward(in);
+    const double allowed = context.tolerance * tolerance(dtype, kTokens);
+    check_close(with.y, without.y, allowed, "y with a mask of ones and without a mask");
+    for (std::size_t i = 0; i < with.state.size(); ++i) {
+      check_close(with.state[i], without.state[i], allowed,
+                  sdk::cat("state ", i, " with a mask of ones and without a mask"));
+    }
+  }
+}
 
 void step(Context& context) {
   need_mask(context);
@@ -143,10 +213,7 @@ void step(Context& context) {
   }
 }
 
-void gradients(Context& context) {
-  need_mask(context);
-  if (!context.has(GRAFT_CAP_BACKWARD)) skip("does not train (GRAFT_CAP_BACKWARD)");
-  const DLDataType dtype = exact_dtype(context);
+void gradients_in(Context& context, DLDataType dtype) {
   Random random(context.seed);
   Mixer mixer(context);
   Padded padded =
@@ -195,6 +262,12 @@ void gradients(Context& context) {
   }
 }
 
+void gradients(Context& context) {
+  need_mask(context);
+  if (!context.has(GRAFT_CAP_BACKWARD)) skip("does not train (GRAFT_CAP_BACKWARD)");
+  for (const DLDataType dtype : exact_dtypes(context)) gradients_in(context, dtype);
+}
+
 }  // namespace
 
 std::vector<Test> padding_tests() {
@@ -207,6 +280,13 @@ std::vector<Test> padding_tests() {
       {"padding.one_row", Kind::mixer, "A batch of one row is padded like any other.", one_row},
       {"padding.all", Kind::mixer, "A row of pads alone gives zeros and leaves the zero state.",
        all_pads},
+      {"padding.none", Kind::mixer, "A mask without pads is no mask.", none},
+      {"padding.from_state", Kind::mixer,
+       "Rows with pads go on from their states, and a row of pads alone leaves its state.",
+       from_state},
+      {"padding.positions", Kind::mixer,
+       "The host's positions of real tokens are those the mixer counts; at pads they mean nothing.",
+       positions},
       {"padding.step", Kind::mixer, "A step over a pad leaves that row's state alone.", step},
       {"padding.gradients", Kind::mixer, "Pads get no gradient and give none.", gradients},
   };

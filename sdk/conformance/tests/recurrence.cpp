@@ -15,9 +15,7 @@ void need_step(const Context& context) {
   if (!context.has(GRAFT_CAP_STEP)) skip("does not decode step by step (GRAFT_CAP_STEP)");
 }
 
-void steps(Context& context) {
-  need_step(context);
-  const DLDataType dtype = exact_dtype(context);
+void steps_in(Context& context, DLDataType dtype) {
   Random random(context.seed);
   Mixer mixer(context);
   for (const std::int64_t length : kLengths) {
@@ -25,13 +23,11 @@ void steps(Context& context) {
     const MixerOutputs whole = mixer.forward(in);
     const std::vector<std::int64_t> ones(static_cast<std::size_t>(length), 1);
     check_same_run(context, run_pieces(mixer, in, ones, true), whole, dtype, length,
-                   sdk::cat(length, " tokens step by step"));
+                   sdk::cat(length, " tokens step by step in ", sdk::dtype_name(dtype)));
   }
 }
 
-void pieces(Context& context) {
-  need_state(context);
-  const DLDataType dtype = exact_dtype(context);
+void pieces_in(Context& context, DLDataType dtype) {
   Random random(context.seed);
   Mixer mixer(context);
   for (const std::int64_t length : kLengths) {
@@ -40,21 +36,33 @@ void pieces(Context& context) {
     for (int round = 0; round < 3; ++round) {
       const std::vector<std::int64_t> lengths = random_split(length, random);
       check_same_run(context, run_pieces(mixer, in, lengths, false), whole, dtype, length,
-                     sdk::cat(length, " tokens in pieces of ", sdk::shape_string(lengths)));
+                     sdk::cat(length, " tokens in pieces of ", sdk::shape_string(lengths), " in ",
+                              sdk::dtype_name(dtype)));
     }
   }
 }
 
-void prefill_then_steps(Context& context) {
-  need_step(context);
-  const DLDataType dtype = exact_dtype(context);
+void prefill_then_steps_in(Context& context, DLDataType dtype) {
   Random random(context.seed);
   Mixer mixer(context);
   const MixerInputs in = mixer.random_inputs(3, 77, dtype, random);
   std::vector<std::int64_t> lengths{67};
   lengths.insert(lengths.end(), 10, 1);
   check_same_run(context, run_pieces(mixer, in, lengths, true), mixer.forward(in), dtype, 77,
-                 "67 tokens at once and 10 steps");
+                 sdk::cat("67 tokens at once and 10 steps in ", sdk::dtype_name(dtype)));
+}
+
+void steps(Context& context) {
+  need_step(context);
+  for (const DLDataType dtype : exact_dtypes(context)) steps_in(context, dtype);
+}
+void pieces(Context& context) {
+  need_state(context);
+  for (const DLDataType dtype : exact_dtypes(context)) pieces_in(context, dtype);
+}
+void prefill_then_steps(Context& context) {
+  need_step(context);
+  for (const DLDataType dtype : exact_dtypes(context)) prefill_then_steps_in(context, dtype);
 }
 
 }  // namespace

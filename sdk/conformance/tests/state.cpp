@@ -85,6 +85,21 @@ void batch_order(Context& context) {
   }
 }
 
+void no_tokens(Context& context) {
+  need_state(context);
+  for (const DLDataType dtype : exact_dtypes(context)) {
+    Random random(context.seed);
+    Mixer mixer(context);
+    const MixerInputs in = mixer.random_inputs(2, 20, dtype, random);
+    const MixerOutputs before = mixer.forward(in);
+    const MixerOutputs after = mixer.forward(piece(in, 20, 20, before.state));
+    for (std::size_t i = 0; i < before.state.size(); ++i) {
+      check_equal(after.state[i], before.state[i],
+                  sdk::cat("state ", i, " in ", sdk::dtype_name(dtype), " after no token more"));
+    }
+  }
+}
+
 double largest(const Tensor& tensor) {
   double out = 0;
   for (const double value : tensor.values()) out = std::max(out, std::fabs(value));
@@ -99,11 +114,12 @@ void bounded(Context& context) {
   Mixer mixer(context);
   MixerInputs in = mixer.random_inputs(1, kPiece, dtype, random);
   std::vector<Tensor> state;
-  double first = 0, last = 0;
+  double first = 0, last = 0, largest_y = 0;
   for (std::int64_t n = 0; n < kPieces; ++n) {
     in.state = copies(state);
     MixerOutputs out = mixer.forward(in);
     check_finite(out.y, sdk::cat("y after ", (n + 1) * kPiece, " tokens"));
+    largest_y = std::max(largest_y, largest(out.y));
     last = 0;
     for (const Tensor& s : out.state) {
       check_finite(s, sdk::cat("the state after ", (n + 1) * kPiece, " tokens"));
@@ -114,7 +130,7 @@ void bounded(Context& context) {
     in.x.set(random.normals(in.x.size()));
   }
   context.note("largest state after ", kPiece, " tokens ", first, ", after ", kPiece * kPieces, " ",
-               last);
+               last, "; largest y ", largest_y);
   // A sum without decay grows in proportion to the tokens, and no further.
   if (last > 4.0 * static_cast<double>(kPieces) * std::max(first, 1e-30)) {
     fail("the state grows from ", first, " after ", kPiece, " tokens to ", last, " after ",
@@ -151,6 +167,8 @@ std::vector<Test> state_tests() {
       {"state.other_instance", Kind::mixer,
        "A state goes on in another instance of the same configuration.", other_instance},
       {"state.in_place", Kind::mixer, "A step may write the new state over the old one.", in_place},
+      {"state.no_tokens", Kind::mixer, "A call without tokens hands on the state it was given.",
+       no_tokens},
       {"state.batch_order", Kind::mixer,
        "Rows of a batch and of its states can be reordered together.", batch_order},
       {"state.bounded", Kind::mixer,

@@ -95,6 +95,31 @@ void only(Context& context) {
   }
 }
 
+// Each tap alone, the others NULL, and no state.
+void some(Context& context) {
+  const DLDataType dtype = exact_dtype(context);
+  Random random(context.seed);
+  Mixer mixer(context);
+  MixerInputs in = mixer.random_inputs(2, 40, dtype, random);
+  const MixerOutputs all = mixer.forward(in);
+  if (all.taps.empty()) skip("names no taps");
+  const Plan sizes = mixer.plan(2, 40, dtype);
+  const double allowed = context.tolerance * tolerance(dtype, 40);
+  in.want_state = false;
+  for (std::size_t wanted = 0; wanted < all.taps.size(); ++wanted) {
+    MixerOutputs out = mixer.allocate(in, sizes);
+    Mixer::Call call;
+    mixer.fill(call, in, out, sizes, sizes.workspace_forward);
+    for (std::size_t i = 0; i < call.taps.size(); ++i) {
+      if (i != wanted) call.taps[i] = nullptr;
+    }
+    const std::string when = sdk::cat("where only tap '", sizes.taps[wanted].name, "' is wanted");
+    must(mixer.try_forward(call), "forward " + when);
+    check_close(out.y, all.y, allowed, "y " + when);
+    check_close(out.taps[wanted], all.taps[wanted], allowed, "the tap " + when);
+  }
+}
+
 // A decay multiplies a state by 1 at most; a write gate writes a share.
 void ranges(Context& context) {
   const DLDataType dtype = exact_dtype(context);
@@ -126,6 +151,7 @@ std::vector<Test> taps_tests() {
        shapes},
       {"taps.pre_output", Kind::mixer, "The output projection of pre_output is y.", pre_output},
       {"taps.only", Kind::mixer, "A forward without y gives the same taps and states.", only},
+      {"taps.some", Kind::mixer, "Each tap can be had alone, and y is the same.", some},
       {"taps.ranges", Kind::mixer, "log_decay is never above 0, write_gate never below.", ranges},
   };
 }

@@ -545,12 +545,22 @@ struct Handle<Mixer> {
     }
   }
 
+  static void check_count(std::string_view what, std::size_t planned, uint32_t got) {
+    if (got == planned) return;
+    throw Status(GRAFT_INVALID_ARGUMENT, cat("n_", what),
+                 cat("expected ", planned, " as planned, got ", got));
+  }
+
   static graft_mixer_forward checked(const graft_mixer_forward* given, const Handle& self) {
     const auto call = widened(given);
     if (call.n_params != self.specs.size()) {
       throw Status(GRAFT_INVALID_ARGUMENT, "params",
                    cat("expected ", self.specs.size(), " parameters, got ", call.n_params));
     }
+    // The plan for this call was made right before it.
+    self.check_count("state", self.plan.state.size(), call.n_state);
+    self.check_count("saved", self.plan.saved.size(), call.n_saved);
+    self.check_count("taps", self.plan.taps.size(), call.n_taps);
     return call;
   }
 
@@ -558,9 +568,11 @@ struct Handle<Mixer> {
                               const graft_mixer_forward* call, graft_error* error) noexcept {
     return guarded(error, [&] {
       const auto full = checked(call, from(m));
-      const bool may_lack_y = (from(m).description.caps & GRAFT_CAP_TAPS_ONLY) != 0;
+      const auto around = widened(exec);
+      const bool may_lack_y = (from(m).description.caps & GRAFT_CAP_TAPS_ONLY) != 0 &&
+                              (around.flags & GRAFT_X_TRAINING) == 0;
       if (full.y == nullptr && !may_lack_y) require(full.y, "y");
-      from(m).object->forward(widened(exec), full);
+      from(m).object->forward(around, full);
     });
   }
 

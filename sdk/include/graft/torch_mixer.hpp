@@ -45,6 +45,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -153,6 +154,10 @@ class TorchMixer : public Mixer {
 
   TorchInput view_inputs(const graft_exec& exec, const graft_mixer_forward& call) const;
   void check_call(const graft_exec& exec, const graft_mixer_forward& call) const;
+  static void check_outputs(const DLTensor* const* tensors,
+                            const std::vector<const graft_tensor_spec*>& specs,
+                            std::string_view name);
+  void check_gradients(const graft_mixer_backward& call) const;
   static std::vector<const void*> memory_of(const TorchInput& in);
   TorchOutput compute_checked(const TorchInput& in);
   Graph build_graph(TorchInput in);
@@ -163,7 +168,7 @@ class TorchMixer : public Mixer {
   const Activations activations_;
   graft_plan_in planned_for_{};
   Plan planned_;
-  std::vector<const graft_tensor_spec*> state_specs_;  // point into planned_
+  std::vector<const graft_tensor_spec*> state_specs_, tap_specs_;  // point into planned_
   int64_t last_ticket_ = 0;
   std::optional<Graph> kept_;
 };
@@ -261,8 +266,9 @@ inline void TorchMixer::plan(const graft_plan_in& in, Plan& out) {
   planned_for_ = in;
   planned_ = Plan{};
   tensors(in, planned_);
-  const auto specs = planned_.state.c();
-  state_specs_.assign(specs.begin(), specs.end());
+  const auto state_specs = planned_.state.c(), tap_specs = planned_.taps.c();
+  state_specs_.assign(state_specs.begin(), state_specs.end());
+  tap_specs_.assign(tap_specs.begin(), tap_specs.end());
   out = planned_;
   if (activations_ == Activations::kept && (in.flags & GRAFT_X_TRAINING) != 0) {
     out.saved.add("ticket", "one", {1}, int64, "which kept graph belongs to this forward");
@@ -280,9 +286,33 @@ inline void TorchMixer::check_call(const graft_exec& exec, const graft_mixer_for
   const DLTensor& x = require(call.x, "x");
   check_shape(x, "x", {planned_for_.batch, planned_for_.tokens, -1});
   check_dtype(x, "x", planned_for_.dtype);
-  for (const auto& [tensor, name] :
-       {std::pair(call.positions, "positions"), std::pair(call.pad_mask, "pad_mask")}) {
-    if (tensor != nullptr) check_shape(*tensor, name, {planned_for_.batch, planned_for_.tokens});
+  for (const auto& [tensor, name, dtype] : {std::tuple(call.positions, "positions", int64),
+                                            std::tuple(call.pad_mask, "pad_mask", uint8)}) {
+    if (tensor == nullptr) continue;
+    check_shape(*tensor, name, {planned_for_.batch, planned_for_.tokens});
+    check_dtype(*tensor, name, dtype);
+    check_device(*tensor, name, kDLCPU);
+  }
+  // What is written only after everything was computed: wrong outputs are told before.
+  if (call.y != nullptr) {
+    check_shape(*call.y, "y", {x.shape, static_cast<std::size_t>(x.ndim)});
+    check_dtype(*call.y, "y", planned_for_.dtype);
+    check_device(*call.y, "y", kDLCPU);
+  }
+  check_outputs(call.state_out, state_specs_, "state_out");
+  check_outputs(call.taps, tap_specs_, "taps");
+}
+
+inline void TorchMixer::check_outputs(const DLTensor* const* tensors,
+                                      const std::vector<const graft_tensor_spec*>& specs,
+                                      std::string_view name) {
+  if (tensors == nullptr) return;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (tensors[i] == nullptr) continue;
+    const graft_tensor_spec& spec = *specs[i];
+    check_shape(*tensors[i], name, {spec.shape, static_cast<std::size_t>(spec.ndim)});
+    check_dtype(*tensors[i], name, spec.dtype);
+    check_device(*tensors[i], name, kDLCPU);
   }
 }
 
@@ -299,6 +329,7 @@ inline TorchInput TorchMixer::view_inputs(const graft_exec& exec,
     const ParamSpec& spec = specs()[i];
     const DLTensor& param = require(call.params[i], spec.name());
     check_shape(param, spec.name(), spec.shape());
+    check_dtype(param, spec.name(), same_dtype(planned_for_.dtype, float64) ? float64 : float32);
     in.params.push_back(torch_view(param, spec.name()));
   }
   if (call.state_in != nullptr) {
@@ -381,6 +412,8 @@ inline void TorchMixer::forward(const graft_exec& exec, const graft_mixer_forwar
   if (activations_ == Activations::kept && in.training && call.saved != nullptr &&
       call.n_saved > 0) {
     in.want_state = true;  // dstate_out may come in spite of no state_out
+    check_shape(require(call.saved[0], "ticket"), "ticket", {1});
+    check_dtype(*call.saved[0], "ticket", int64);
     Graph graph = build_graph(std::move(in));
     write_outputs(graph.out, call);
     keep(std::move(graph), call.saved);
@@ -402,9 +435,29 @@ inline TorchMixer::Graph TorchMixer::graph_for_backward(TorchInput in,
   return graph;
 }
 
+// Each gradient is of the shape and type of what it belongs to.
+inline void TorchMixer::check_gradients(const graft_mixer_backward& call) const {
+  const graft_mixer_forward& fwd = *call.fwd;
+  const auto as = [](const DLTensor* gradient, const DLTensor& of, std::string_view name) {
+    if (gradient == nullptr) return;
+    check_shape(*gradient, name, {of.shape, static_cast<std::size_t>(of.ndim)});
+    check_dtype(*gradient, name, of.dtype);
+    check_device(*gradient, name, kDLCPU);
+  };
+  as(&require(call.dy, "dy"), *fwd.x, "dy");
+  as(call.dx, *fwd.x, "dx");
+  for (std::size_t i = 0; i < specs().size(); ++i) {
+    as(detail::entry(call.dparams, i), *fwd.params[i], cat("d", specs()[i].name()));
+  }
+  check_outputs(call.dstate_in, state_specs_, "dstate_in");
+  check_outputs(call.dstate_out, state_specs_, "dstate_out");
+  check_outputs(call.dtaps, tap_specs_, "dtaps");
+}
+
 inline void TorchMixer::backward(const graft_exec& exec, const graft_mixer_backward& call) {
   const graft_mixer_forward& fwd = *call.fwd;
   TorchInput in = view_inputs(exec, fwd);
+  check_gradients(call);
   // The graph has to reach as far as gradients come from.
   in.want_y = true;
   in.want_state = call.dstate_out != nullptr;

@@ -152,6 +152,10 @@ static graft_status plan(graft_mixer* m, const graft_plan_in* in, graft_plan_out
   if (t.code != kDLFloat || (t.bits != 32 && t.bits != 64) || t.lanes != 1)
     return fail(error, GRAFT_UNIMPLEMENTED, "plan.dtype",
                 "expected float32 or float64, got %d bits of type %d", t.bits, t.code);
+  if (in->batch < 0 || in->tokens < 0)
+    return fail(error, GRAFT_INVALID_ARGUMENT, "plan",
+                "expected sizes of 0 and more, got %lld x %lld", (long long)in->batch,
+                (long long)in->tokens);
   self->batch = in->batch;
   self->tokens = in->tokens;
   self->dtype = t;
@@ -256,8 +260,9 @@ static graft_status check_exec(const mixer* self, const graft_exec* exec, graft_
 static graft_status check_inputs(const mixer* self, const graft_mixer_forward* call,
                                  graft_error* error) {
   const int64_t x_shape[] = {self->batch, self->tokens, self->model};
-  const DLDataType u8 = {kDLUInt, 8, 1};
+  const DLDataType u8 = {kDLUInt, 8, 1}, i64 = {kDLInt, 64, 1};
   TRY(check(call->x, "x", self->dtype, 3, x_shape, error));
+  if (call->positions != NULL) TRY(check(call->positions, "positions", i64, 2, x_shape, error));
   if (call->pad_mask != NULL) TRY(check(call->pad_mask, "pad_mask", u8, 2, x_shape, error));
   if (call->seq_offsets != NULL)
     return fail(error, GRAFT_UNIMPLEMENTED, "tensor:seq_offsets", "packed sequences are not read");
@@ -633,10 +638,12 @@ static graft_status backward(graft_mixer* m, const graft_exec* exec,
 
 /* ---------------------------------------------------------------- natural values */
 
-/* a = 2^(-1 / half_life) = sigmoid(raw); an endless half-life is an infinite raw value. */
+/* a = 2^(-1 / half_life) = sigmoid(raw). Beyond 80 a is 1 (or 0) in float64 too, and a parameter is
+ * always finite: an endless half-life is that. */
 static double raw_decay(double half_life) {
   const double forgotten = -expm1(-log(2.0) / half_life); /* 1 - a, without cancellation */
-  return log1p(-forgotten) - log(forgotten);
+  const double raw = log1p(-forgotten) - log(forgotten);
+  return raw > 80 ? 80 : raw < -80 ? -80 : raw;
 }
 
 /* Initializers that know how long a head should remember say so in tokens. */

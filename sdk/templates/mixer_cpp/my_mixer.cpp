@@ -50,6 +50,10 @@ class MyMixer final : public sdk::TorchMixer {
           GRAFT_INVALID_ARGUMENT, "layer",
           sdk::cat("expected sizes above 0, got ", heads_, " heads of ", dim_, " in ", model_));
     }
+    if (!(half_life_ > 0)) {
+      throw sdk::Status(GRAFT_INVALID_ARGUMENT, "config.half_life",
+                        sdk::cat("expected more than 0, got ", half_life_));
+    }
   }
 
   // [params]
@@ -92,6 +96,10 @@ class MyMixer final : public sdk::TorchMixer {
 
   // [compute]
   sdk::TorchOutput compute(const sdk::TorchInput& in) override {
+    if (in.x.size(2) != model_) {
+      throw sdk::Status(GRAFT_INVALID_ARGUMENT, "tensor:x",
+                        sdk::cat("expected a width of ", model_, ", got ", in.x.size(2)));
+    }
     const int64_t batch = in.x.size(0), tokens = in.x.size(1);
     const at::ScalarType type = in.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     // A padded token may hold anything, NaN too.
@@ -152,14 +160,15 @@ class MyMixer final : public sdk::TorchMixer {
     return sdk::same_dtype(x, sdk::float64) ? sdk::float64 : sdk::float32;
   }
 
-  // a = 2^(-1/half_life) = sigmoid(raw)
+  // a = 2^(-1/half_life) = sigmoid(raw). Beyond 80 a is 1 (or 0) in float64 too, and a parameter is
+  // always finite: an endless half-life is that.
   static double raw_decay(double half_life) {
     if (!(half_life > 0)) {
       throw sdk::Status(GRAFT_OUT_OF_RANGE, "natural:half-life",
                         sdk::cat("expected more than 0, got ", half_life));
     }
     const double forgotten = -std::expm1(-std::log(2.0) / half_life);  // 1 - a, exactly
-    return std::log1p(-forgotten) - std::log(forgotten);
+    return std::clamp(std::log1p(-forgotten) - std::log(forgotten), -80.0, 80.0);
   }
 
   // Attention without the softmax over a chunk, and over all before it through the state.

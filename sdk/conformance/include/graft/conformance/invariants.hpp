@@ -20,12 +20,16 @@ inline double epsilon(DLDataType dtype) {
   return dtype.bits == 16 ? 0x1p-10 : 0x1p-23;
 }
 
+// How many roundings lie behind an element, about: several sums over tens of terms. The types of 16
+// bits are those of x and y, with sums and states in wider ones between, and have few; with the
+// slack of the others, their tolerance would let a result of zeros pass.
+inline double slack(DLDataType dtype) { return dtype.bits == 16 ? 2 : 32; }
+
 // How far two ways to compute the same thing may differ in `dtype` over a sequence of `tokens`,
 // relative to the size of the result: rounding errors of a recurrence grow like the root of its
 // length.
 inline double tolerance(DLDataType dtype, std::int64_t tokens) {
-  constexpr double kSlack = 32;  // several sums over tens of terms lie behind each element
-  return kSlack * epsilon(dtype) *
+  return slack(dtype) * epsilon(dtype) *
          std::sqrt(static_cast<double>(std::max<std::int64_t>(tokens, 1)));
 }
 
@@ -33,6 +37,10 @@ inline double tolerance(DLDataType dtype, std::int64_t tokens) {
 inline double gradient_tolerance(DLDataType dtype, std::int64_t tokens) {
   return 4 * tolerance(dtype, tokens);
 }
+
+// The mean of the errors of a tensor's elements, as a share of what the largest may be: one element
+// may be far off, not all of them.
+inline constexpr double kMeanShare = 0.25;
 
 // Central differences in float64 with step h: h^2 from the formula, eps/h from the rounding.
 inline constexpr double kDifferenceStep = 1e-5;
