@@ -223,7 +223,7 @@ class Blocks {
 
   void block(std::int64_t begin, std::int64_t n, std::int64_t size) {
     const auto part = [&](const at::Tensor& all) {
-      return all.defined() ? aligned(all.narrow(0, begin, n)) : at::Tensor();
+      return all.defined() ? all.narrow(0, begin, n) : at::Tensor();
     };
     const at::Tensor rows = part(tokens_.student);
     const std::map<std::string_view, at::Tensor> signals = {
@@ -231,8 +231,8 @@ class Blocks {
         {GRAFT_SIGNAL_TEACHER_LOGITS, needs_teacher_ && tokens_.teacher.defined()
                                           ? job_.input.teacher->logits(part(tokens_.teacher))
                                           : at::Tensor()},
-        {GRAFT_SIGNAL_LABELS, part(tokens_.labels)},
-        {GRAFT_SIGNAL_TOKEN_WEIGHT, part(tokens_.weight)}};
+        {GRAFT_SIGNAL_LABELS, aligned(part(tokens_.labels))},
+        {GRAFT_SIGNAL_TOKEN_WEIGHT, aligned(part(tokens_.weight))}};
     const double weight = tokens_.weight_of(begin, n);
     bool first = true;
     for (const WeightedObjective& term : job_.objectives) {
