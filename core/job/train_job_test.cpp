@@ -323,7 +323,7 @@ TEST_F(TrainJobTest, ACheckpointThatDoesNotFitTheMixerIsRefusedWhateverIsAllowed
   run_part(4);
   job_.allow_change = true;
   const TrainCheckpoint saved = read_checkpoint(checkpoint(4));
-  const CheckpointStore store(job_.out / "checkpoints", 9);
+  CheckpointStore store(job_.out / "checkpoints", 9);
   TrainCheckpoint changed = saved;
   changed.state["mixer"]["param_schema"] = 77;
   store.write(changed, -1);
@@ -746,6 +746,16 @@ TEST_F(TrainJobTest, AStartThatIsNone) {
   expect_refused(ErrorKind::usage, HasSubstr("two stages have this name"));
   job_.stages.clear();
   expect_refused(ErrorKind::usage, HasSubstr("no [[stage]]"));
+}
+
+TEST_F(TrainJobTest, AnInitializerThatNeedsSignalsDoesNotStartFromAStudent) {
+  Stage start = layer_stage("again", 2);
+  start.mixer = PluginChoice{"gdn", {{"rope", true}}};
+  start.init = PluginChoice{"taylor", {}};
+  start.init_from_student = true;
+  job_.stages = {job_.stages[0], start};
+  expect_refused(ErrorKind::usage, AllOf(HasSubstr("initializer 'taylor' needs the calibration"),
+                                         HasSubstr("init.source = \"teacher\"")));
 }
 
 TEST_F(TrainJobTest, TooLittleTextAndTextUsedTwice) {
