@@ -1,7 +1,6 @@
 #include "core/abi/component.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <set>
 
@@ -216,39 +215,15 @@ std::string Component::label() const { return std::string(name_of(kind)) + " " +
 
 // ---------------------------------------------------------------- instance
 
-// Refuses a second thread inside one instance, in strict mode.
-struct Instance::Guard {
-  std::atomic<bool> busy{false};
-
-  class Entry {
-   public:
-    Entry(Guard& guard, const std::string& what) : guard_(guard) {
-      if (!strict_mode()) return;
-      if (guard_.busy.exchange(true)) {
-        fail(ErrorKind::internal, what + ": the host calls one instance from two threads at once");
-      }
-      entered_ = true;
-    }
-    ~Entry() {
-      if (entered_) guard_.busy.store(false);
-    }
-    Entry(const Entry&) = delete;
-    Entry& operator=(const Entry&) = delete;
-
-   private:
-    Guard& guard_;
-    bool entered_ = false;
-  };
-};
-
 Instance::Instance(std::shared_ptr<const PluginLibrary> library, const Component& component,
                    ResolvedOptions options)
-    : library_(std::move(library)),
-      component_(&component),
-      options_(std::move(options)),
-      guard_(std::make_unique<Guard>()) {}
+    : library_(std::move(library)), component_(&component), options_(std::move(options)) {}
 
 Instance::~Instance() = default;
+
+std::string Instance::who(const char* call) const {
+  return "plugin " + quoted(library_->id()) + " (" + component().label() + "), " + call;
+}
 
 // ---------------------------------------------------------------- mixer
 
@@ -266,7 +241,10 @@ Mixer::Mixer(std::shared_ptr<const PluginLibrary> library, const Component& comp
   }
 }
 
-Mixer::~Mixer() { table_.destroy(handle_); }
+Mixer::~Mixer() {
+  OneAtATime::log_if_busy(handle_, who("destroy"));
+  table_.destroy(handle_);
+}
 
 std::unique_ptr<Mixer> Mixer::another() const {
   return library_->create_mixer(component(), layer_.c_info(), options().values());
@@ -295,7 +273,7 @@ void Mixer::read_param_specs() {
 
 graft_plan_out Mixer::plan(const graft_plan_in& in) {
   const std::string what = component().label() + ", plan";
-  const Guard::Entry entry(*guard_, what);
+  const OneAtATime alone(handle_, who("plan"));
   graft_plan_out given{};
   given.struct_size = sizeof given;
   call_plugin(what, [&](graft_error* error) { return table_.plan(handle_, &in, &given, error); });
@@ -321,44 +299,41 @@ graft_plan_out Mixer::plan(const graft_plan_in& in) {
   return out;
 }
 
+MixerShapes Mixer::shapes() const {
+  return {caps(), spec_pointers_, plan_pointers_[0], plan_pointers_[1], plan_pointers_[2]};
+}
+
 void Mixer::forward(const graft_exec& exec, const graft_mixer_forward& args) {
-  const std::string what = component().label() + ", forward";
-  const Guard::Entry entry(*guard_, what);
-  if (strict_mode()) {
-    check_promised(args, what);
-    poison_outputs(exec, args);
-  }
-  call_plugin(what,
-              [&](graft_error* error) { return table_.forward(handle_, &exec, &args, error); });
+  const OneAtATime alone(handle_, who("forward"));
+  const auto call = [&](const graft_exec& own, const graft_mixer_forward& seen) {
+    call_plugin(component().label() + ", forward",
+                [&](graft_error* error) { return table_.forward(handle_, &own, &seen, error); });
+  };
+  strict_mode() ? strict_forward(who("forward"), shapes(), exec, args, call) : call(exec, args);
 }
 
 void Mixer::backward(const graft_exec& exec, const graft_mixer_backward& args) {
-  const std::string what = component().label() + ", backward";
-  const Guard::Entry entry(*guard_, what);
-  if (strict_mode()) {
-    check_promised(*args.fwd, what);
-    check_promised(args.dy, what + ", dy");
-    check_promised(args.dx, what + ", dx");
-    poison_outputs(exec, args);
-  }
-  call_plugin(what,
-              [&](graft_error* error) { return table_.backward(handle_, &exec, &args, error); });
+  const OneAtATime alone(handle_, who("backward"));
+  const auto call = [&](const graft_exec& own, const graft_mixer_backward& seen) {
+    call_plugin(component().label() + ", backward",
+                [&](graft_error* error) { return table_.backward(handle_, &own, &seen, error); });
+  };
+  strict_mode() ? strict_backward(who("backward"), shapes(), exec, args, call) : call(exec, args);
 }
 
 void Mixer::step(const graft_exec& exec, const graft_mixer_forward& args) {
-  const std::string what = component().label() + ", step";
-  const Guard::Entry entry(*guard_, what);
-  if (strict_mode()) {
-    check_promised(args, what);
-    poison_outputs(exec, args);
-  }
-  call_plugin(what, [&](graft_error* error) { return table_.step(handle_, &exec, &args, error); });
+  const OneAtATime alone(handle_, who("step"));
+  const auto call = [&](const graft_exec& own, const graft_mixer_forward& seen) {
+    call_plugin(component().label() + ", step",
+                [&](graft_error* error) { return table_.step(handle_, &own, &seen, error); });
+  };
+  strict_mode() ? strict_forward(who("step"), shapes(), exec, args, call) : call(exec, args);
 }
 
 bool Mixer::set_natural(const std::string& what, std::span<const double> values,
                         std::span<DLTensor* const> params, std::span<std::uint8_t> written) {
   const std::string call = component().label() + ", setting '" + what + "'";
-  const Guard::Entry entry(*guard_, call);
+  const OneAtATime alone(handle_, who("graft.mixer-domain"));
   if (params.size() != spec_pointers_.size() ||
       (!written.empty() && written.size() != params.size())) {
     fail(ErrorKind::internal, call + ": not as many tensors as the mixer has parameters");
@@ -367,14 +342,19 @@ bool Mixer::set_natural(const std::string& what, std::span<const double> values,
   call_plugin_silent(call, [&] { found = table_.get_extension(handle_, GRAFT_EXT_MIXER_DOMAIN); });
   const auto domain = full_copy(static_cast<const graft_mixer_domain*>(found));
   if (domain.set == nullptr) return false;
-  const graft_status status = call_plugin(
-      call,
-      [&](graft_error* error) {
-        return domain.set(handle_, what.c_str(), static_cast<std::uint32_t>(values.size()),
-                          values.data(), params.data(), written.empty() ? nullptr : written.data(),
-                          error);
-      },
-      GRAFT_UNIMPLEMENTED);
+  graft_status status = GRAFT_OK;
+  const auto set = [&](std::span<DLTensor* const> seen) {
+    status = call_plugin(
+        call,
+        [&](graft_error* error) {
+          return domain.set(handle_, what.c_str(), static_cast<std::uint32_t>(values.size()),
+                            values.data(), seen.data(), written.empty() ? nullptr : written.data(),
+                            error);
+        },
+        GRAFT_UNIMPLEMENTED);
+  };
+  strict_mode() ? strict_params(who("graft.mixer-domain"), spec_pointers_, params, set)
+                : set(params);
   return status == GRAFT_OK;
 }
 
@@ -383,7 +363,7 @@ bool Mixer::migrate(std::uint32_t old_schema,
                     std::span<DLTensor* const> params) {
   const std::string call =
       component().label() + ", reading parameters of schema " + std::to_string(old_schema);
-  const Guard::Entry entry(*guard_, call);
+  const OneAtATime alone(handle_, who("graft.mixer-migrate"));
   if (params.size() != spec_pointers_.size()) {
     fail(ErrorKind::internal, call + ": not as many tensors as the mixer has parameters");
   }
@@ -397,13 +377,18 @@ bool Mixer::migrate(std::uint32_t old_schema,
     names.push_back(name.c_str());
     tensors.push_back(tensor);
   }
-  const graft_status status = call_plugin(
-      call,
-      [&](graft_error* error) {
-        return migration.migrate(handle_, old_schema, static_cast<std::uint32_t>(names.size()),
-                                 names.data(), tensors.data(), params.data(), error);
-      },
-      GRAFT_UNIMPLEMENTED);
+  graft_status status = GRAFT_OK;
+  const auto migrate_into = [&](std::span<DLTensor* const> seen) {
+    status = call_plugin(
+        call,
+        [&](graft_error* error) {
+          return migration.migrate(handle_, old_schema, static_cast<std::uint32_t>(names.size()),
+                                   names.data(), tensors.data(), seen.data(), error);
+        },
+        GRAFT_UNIMPLEMENTED);
+  };
+  strict_mode() ? strict_params(who("graft.mixer-migrate"), spec_pointers_, params, migrate_into)
+                : migrate_into(params);
   return status == GRAFT_OK;
 }
 
@@ -415,13 +400,18 @@ Initializer::Initializer(std::shared_ptr<const PluginLibrary> library, const Com
       handle_(handle),
       table_(usable_table<graft_initializer_vtbl>(handle, component)) {}
 
-Initializer::~Initializer() { table_.destroy(handle_); }
+Initializer::~Initializer() {
+  OneAtATime::log_if_busy(handle_, who("destroy"));
+  table_.destroy(handle_);
+}
 
 void Initializer::run(const graft_exec& exec, const graft_init_args& args) const {
-  const std::string what = component().label() + ", run";
-  const Guard::Entry entry(*guard_, what);
-  if (strict_mode()) poison(exec.workspace, exec.workspace_bytes);
-  call_plugin(what, [&](graft_error* error) { return table_.run(handle_, &exec, &args, error); });
+  const OneAtATime alone(handle_, who("run"));
+  const auto call = [&](const graft_exec& own, const graft_init_args& seen) {
+    call_plugin(component().label() + ", run",
+                [&](graft_error* error) { return table_.run(handle_, &own, &seen, error); });
+  };
+  strict_mode() ? strict_initializer(who("run"), exec, args, call) : call(exec, args);
 }
 
 Objective::Objective(std::shared_ptr<const PluginLibrary> library, const Component& component,
@@ -430,11 +420,14 @@ Objective::Objective(std::shared_ptr<const PluginLibrary> library, const Compone
       handle_(handle),
       table_(usable_table<graft_objective_vtbl>(handle, component)) {}
 
-Objective::~Objective() { table_.destroy(handle_); }
+Objective::~Objective() {
+  OneAtATime::log_if_busy(handle_, who("destroy"));
+  table_.destroy(handle_);
+}
 
 std::uint64_t Objective::workspace(const graft_objective_args& args) const {
   const std::string what = component().label() + ", workspace";
-  const Guard::Entry entry(*guard_, what);
+  const OneAtATime alone(handle_, who("workspace"));
   std::uint64_t bytes = 0;
   call_plugin(what,
               [&](graft_error* error) { return table_.workspace(handle_, &args, &bytes, error); });
@@ -442,10 +435,12 @@ std::uint64_t Objective::workspace(const graft_objective_args& args) const {
 }
 
 void Objective::run(const graft_exec& exec, const graft_objective_args& args) const {
-  const std::string what = component().label() + ", run";
-  const Guard::Entry entry(*guard_, what);
-  if (strict_mode()) poison_outputs(exec, args);
-  call_plugin(what, [&](graft_error* error) { return table_.run(handle_, &exec, &args, error); });
+  const OneAtATime alone(handle_, who("run"));
+  const auto call = [&](const graft_exec& own, const graft_objective_args& seen) {
+    call_plugin(component().label() + ", run",
+                [&](graft_error* error) { return table_.run(handle_, &own, &seen, error); });
+  };
+  strict_mode() ? strict_objective(who("run"), needs(), exec, args, call) : call(exec, args);
 }
 
 }  // namespace graft

@@ -11,6 +11,7 @@
 
 #include "core/abi/options.h"
 #include "core/abi/owned_layer_info.h"
+#include "core/abi/strict_calls.h"
 #include "graft/graft.h"
 
 namespace graft {
@@ -44,9 +45,8 @@ struct Component {
 //
 // Every call into a plugin that does not return GRAFT_OK throws Error(plugin) naming component,
 // call, where and message; GRAFT_CANCELLED becomes Error(interrupted). Calls on one instance come
-// from one thread at a time. With GRAFT_HOST_STRICT=1 in the environment the host checks that,
-// fills workspace and outputs with 0xFF before each call, and checks that the tensors it passes are
-// as the ABI promises.
+// from one thread at a time. In strict mode (strict.h) calls are made on guarded copies, and both
+// sides are checked.
 class Instance {
  public:
   Instance(const Instance&) = delete;
@@ -61,11 +61,12 @@ class Instance {
            ResolvedOptions options);
   ~Instance();
 
+  // "plugin 'org.example.x' (mixer 'x'), forward"
+  std::string who(const char* call) const;
+
   std::shared_ptr<const PluginLibrary> library_;
   const Component* component_;
   ResolvedOptions options_;
-  struct Guard;
-  mutable std::unique_ptr<Guard> guard_;
 };
 
 class Mixer : public Instance {
@@ -106,6 +107,7 @@ class Mixer : public Instance {
 
  private:
   void read_param_specs();
+  MixerShapes shapes() const;
 
   OwnedLayerInfo layer_;
   graft_mixer* handle_;

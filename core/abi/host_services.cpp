@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "core/abi/strict.h"
 #include "graft/version.h"
 
 namespace graft {
@@ -39,6 +40,17 @@ void serial_for(const graft_host*, std::int64_t begin, std::int64_t end, std::in
                 void (*body)(void*, std::int64_t, std::int64_t, std::int32_t), void* arg) {
   if (begin < end) body(arg, begin, end, 0);
 }
+
+// How many leases there are for each plugin id.
+struct Leases {
+  std::mutex mutex;
+  std::map<std::string, int> count;
+  // Never destroyed: a plugin may call the host from its static destructors.
+  static Leases& all() {
+    static Leases& leases = *new Leases;
+    return leases;
+  }
+};
 
 constexpr graft_host_memory kMemory{sizeof(graft_host_memory), 0, &allocate, &release};
 constexpr graft_host_parallel kSerial{sizeof(graft_host_parallel), 0, &one_thread, &serial_for};
@@ -75,7 +87,20 @@ struct HostServices::Shared {
 
   static const Face& face(const graft_host* host) { return *static_cast<const Face*>(host->ctx); }
 
+  // In strict mode: says when a plugin calls the host that has been told goodbye to.
+  static void check_lease(const graft_host* host, const char* service) noexcept {
+    if (!strict_mode()) return;
+    if (host == nullptr) return spdlog::warn("a plugin calls {} without its host (NULL)", service);
+    Leases& leases = Leases::all();
+    const std::lock_guard<std::mutex> lock(leases.mutex);
+    const std::string& plugin = face(host).label;
+    if (leases.count[plugin] > 0) return;
+    spdlog::warn("{}: the plugin misbehaves: calls the host's {} after its last deinit", plugin,
+                 service);
+  }
+
   static void log(const graft_host* host, std::int32_t level, const char* message) noexcept {
+    check_lease(host, "log");
     const char* blame = "";
     if (level == GRAFT_LOG_PLUGIN_MISBEHAVING) blame = "the plugin misbehaves: ";
     if (level == GRAFT_LOG_HOST_MISBEHAVING) blame = "the host misbehaves: ";
@@ -85,6 +110,7 @@ struct HostServices::Shared {
   }
 
   static std::int32_t should_stop(const graft_host* host) noexcept {
+    check_lease(host, "should_stop");
     const Shared& shared = *face(host).shared;
     if (shared.closed.load() || !shared.settings.should_stop) return 0;
     try {
@@ -95,8 +121,27 @@ struct HostServices::Shared {
   }
 
   static const void* get_extension(const graft_host* host, const char* id) noexcept {
-    return face(host).shared->extension(id);
+    check_lease(host, "get_extension");
+    const Shared& shared = *face(host).shared;
+    const void* const found = shared.extension(id);
+    return found != nullptr && strict_mode() ? checked(found, shared) : found;
   }
+
+  // The tables with a look at the lease before each call.
+  static const void* checked(const void* found, const Shared& shared) noexcept {
+    if (found == shared.settings.blas) return &kCheckedBlas;
+    if (found != &kMemory) return &kCheckedParallel;
+    return found;  // memory may be given back after the end
+  }
+  static const graft_host_blas& blas(const graft_host* host) {
+    return *face(host).shared->settings.blas;
+  }
+  static const graft_host_parallel& parallel(const graft_host* host) {
+    const graft_host_parallel* const given = face(host).shared->settings.parallel;
+    return given != nullptr ? *given : kSerial;
+  }
+  static const graft_host_blas kCheckedBlas;
+  static const graft_host_parallel kCheckedParallel;
 
   const void* extension(const char* id) const noexcept {
     if (id == nullptr) return nullptr;
@@ -111,6 +156,31 @@ struct HostServices::Shared {
     return nullptr;
   }
 };
+
+const graft_host_blas HostServices::Shared::kCheckedBlas{
+    sizeof(graft_host_blas), 0,
+    [](const graft_host* host, std::int32_t trans_a, std::int32_t trans_b, double alpha,
+       const DLTensor* a, const DLTensor* b, double beta, DLTensor* c, void* stream,
+       graft_error* error) {
+      check_lease(host, "host-blas.gemm");
+      return blas(host).gemm(host, trans_a, trans_b, alpha, a, b, beta, c, stream, error);
+    },
+    [](const graft_host* host, const DLTensor* a, DLTensor* x, void* stream, graft_error* error) {
+      check_lease(host, "host-blas.spd_solve");
+      return blas(host).spd_solve(host, a, x, stream, error);
+    }};
+
+const graft_host_parallel HostServices::Shared::kCheckedParallel{
+    sizeof(graft_host_parallel), 0,
+    [](const graft_host* host) {
+      check_lease(host, "host-parallel.num_threads");
+      return parallel(host).num_threads(host);
+    },
+    [](const graft_host* host, std::int64_t begin, std::int64_t end, std::int64_t grain,
+       void (*body)(void*, std::int64_t, std::int64_t, std::int32_t), void* arg) {
+      check_lease(host, "host-parallel.parallel_for");
+      parallel(host).parallel_for(host, begin, end, grain, body, arg);
+    }};
 
 HostServices::HostServices(Settings settings) {
   if (settings.version.empty()) settings.version = GRAFT_VERSION_STRING;
@@ -148,6 +218,18 @@ const graft_host* HostServices::c_host(const std::string& label, std::uint32_t a
 }
 
 const void* HostServices::extension(const char* id) const { return shared_->extension(id); }
+
+HostLease::HostLease(std::string plugin_id) : plugin_id_(std::move(plugin_id)) {
+  Leases& leases = Leases::all();
+  const std::lock_guard<std::mutex> lock(leases.mutex);
+  ++leases.count[plugin_id_];
+}
+
+HostLease::~HostLease() {
+  Leases& leases = Leases::all();
+  const std::lock_guard<std::mutex> lock(leases.mutex);
+  --leases.count[plugin_id_];
+}
 
 std::string host_build_tags() { return GRAFT_HOST_BUILD_TAGS; }
 

@@ -48,6 +48,19 @@ class HostServices {
   Shared* shared_;
 };
 
+// From before a plugin's init to behind its deinit. In strict mode a plugin that calls the host
+// while nobody holds a lease for its id is logged as misbehaving.
+class HostLease {
+ public:
+  explicit HostLease(std::string plugin_id);
+  ~HostLease();
+  HostLease(const HostLease&) = delete;
+  HostLease& operator=(const HostLease&) = delete;
+
+ private:
+  std::string plugin_id_;
+};
+
 // The build tags graft itself was compiled with: "compiler=gcc-12;cxx11abi=1;libtorch=2.11.0".
 std::string host_build_tags();
 

@@ -4,6 +4,7 @@
 
 #include "core/abi/full_copy.h"
 #include "core/abi/plugin_call.h"
+#include "core/abi/strict.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/suggest.h"
@@ -81,6 +82,8 @@ std::shared_ptr<PluginLibrary> PluginLibrary::negotiate(graft_plugin_negotiate_f
   in.host_version = host.version().c_str();
   graft_negotiate_out out{};
   out.struct_size = sizeof out;
+  const auto* const key = reinterpret_cast<const void*>(negotiate);
+  const OneAtATime alone(key, label + ", negotiation and init");
   call_plugin(label + ", negotiation",
               [&](graft_error* error) { return negotiate(&in, &out, error); });
   if (!host.abi().contains(out.abi)) {
@@ -89,7 +92,7 @@ std::shared_ptr<PluginLibrary> PluginLibrary::negotiate(graft_plugin_negotiate_f
                                 ": get the plugin for this version of graft");
   }
   std::shared_ptr<PluginLibrary> library(
-      new PluginLibrary(file, usable(out.plugin, label), out.abi));
+      new PluginLibrary(file, usable(out.plugin, label), out.abi, key));
   const std::string conflict = build_tags_conflict(library->build_tags_, host.build_tags());
   if (!conflict.empty()) {
     fail(ErrorKind::plugin,
@@ -108,7 +111,7 @@ std::shared_ptr<PluginLibrary> PluginLibrary::negotiate(graft_plugin_negotiate_f
 }
 
 PluginLibrary::PluginLibrary(std::filesystem::path file, const graft_plugin& plugin,
-                             std::uint32_t abi)
+                             std::uint32_t abi, const void* key)
     : file_(std::move(file)),
       plugin_(plugin),
       abi_(abi),
@@ -117,10 +120,14 @@ PluginLibrary::PluginLibrary(std::filesystem::path file, const graft_plugin& plu
       url_(text_or_empty(plugin.url)),
       version_(text_or_empty(plugin.version)),
       license_(text_or_empty(plugin.license)),
-      build_tags_(text_or_empty(plugin.build_tags)) {}
+      build_tags_(text_or_empty(plugin.build_tags)),
+      key_(key),
+      lease_(id_) {}
 
 PluginLibrary::~PluginLibrary() {
-  if (initialised_) plugin_.deinit();
+  if (!initialised_) return;
+  OneAtATime::log_if_busy(key_, "plugin " + quoted(id_) + ", deinit");
+  plugin_.deinit();
 }
 
 void PluginLibrary::read_factories() {

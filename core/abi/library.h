@@ -49,7 +49,8 @@ class PluginLibrary : public std::enable_shared_from_this<PluginLibrary> {
       const Component& component, const std::map<std::string, OptionValue>& options) const;
 
  private:
-  PluginLibrary(std::filesystem::path file, const graft_plugin& plugin, std::uint32_t abi);
+  PluginLibrary(std::filesystem::path file, const graft_plugin& plugin, std::uint32_t abi,
+                const void* key);
   void read_factories();
   void add_components(ComponentKind kind, const graft_desc* const* descs, std::uint32_t count);
 
@@ -61,6 +62,8 @@ class PluginLibrary : public std::enable_shared_from_this<PluginLibrary> {
   graft_initializer_factory initializers_{};
   graft_objective_factory objectives_{};
   std::deque<Component> components_;
+  const void* key_;  // what all libraries made of one file have in common
+  HostLease lease_;
   bool initialised_ = false;
 };
 

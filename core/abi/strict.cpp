@@ -1,24 +1,32 @@
 #include "core/abi/strict.h"
 
-#include <algorithm>
+#include <spdlog/spdlog.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
 
 #include "core/base/error.h"
 
 namespace graft {
 namespace {
 
-constexpr std::uintptr_t kPromisedAlignment = 64;
+constexpr std::uintptr_t kTensorAlignment = 64, kWorkspaceAlignment = 256;
 
-std::int64_t element_count(const DLTensor& tensor) {
-  std::int64_t count = 1;
-  for (std::int32_t i = 0; i < tensor.ndim; ++i) count *= tensor.shape[i];
-  return count;
+bool is_aligned(const void* data, std::uintptr_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
 }
 
-bool row_major(const DLTensor& tensor) {
+bool has_elements(const DLTensor& tensor) {
+  for (std::int32_t i = 0; i < tensor.ndim; ++i)
+    if (tensor.shape[i] == 0) return false;
+  return true;
+}
+
+bool is_row_major(const DLTensor& tensor) {
   std::int64_t expected = 1;
   for (std::int32_t i = tensor.ndim; i-- > 0;) {
     if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
@@ -27,12 +35,18 @@ bool row_major(const DLTensor& tensor) {
   return true;
 }
 
-// Calls `use` for each tensor of an array that may be missing.
-template <class Tensor, class Use>
-void for_each(Tensor* const* tensors, std::uint32_t count, Use&& use) {
-  if (tensors == nullptr) return;
-  for (std::uint32_t i = 0; i < count; ++i) use(tensors[i], i);
-}
+constexpr const char* kBusy = "while another call runs that must not run beside it";
+
+// The keys of calls under way, and the threads they are on.
+struct Busy {
+  std::mutex mutex;
+  std::map<const void*, std::thread::id> threads;
+  // Never destroyed: libraries may be closed by static destructors.
+  static Busy& all() {
+    static Busy& busy = *new Busy;
+    return busy;
+  }
+};
 
 }  // namespace
 
@@ -44,81 +58,56 @@ bool strict_mode() {
   return strict;
 }
 
-void check_promised(const DLTensor* tensor, const std::string& what) {
+void blame_plugin(const std::string& who, const std::string& what) {
+  fail(ErrorKind::plugin, who + ": " + what);
+}
+
+void blame_host(const std::string& who, const std::string& what) {
+  fail(ErrorKind::internal, "the host: calls " + who + ": " + what);
+}
+
+void check_promised(const DLTensor* tensor, const std::string& who, const std::string& name) {
   if (tensor == nullptr) return;
-  const auto broken = [&](const char* promise) {
-    fail(ErrorKind::internal, what + ": the host passes a tensor " + promise);
-  };
-  if (tensor->ndim < 0) broken("with a negative number of axes");
-  if (tensor->ndim > 0 && (tensor->shape == nullptr || tensor->strides == nullptr)) {
-    broken("without shape or strides");
-  }
-  if (tensor->byte_offset != 0) broken("with a byte_offset");
-  if (element_count(*tensor) == 0) return;
-  if (tensor->data == nullptr) broken("without data");
-  if (reinterpret_cast<std::uintptr_t>(tensor->data) % kPromisedAlignment != 0) {
-    broken("that is not aligned to 64 bytes");
-  }
+  const auto broken = [&](const char* how) { blame_host(who, "tensor " + name + " " + how); };
+  if (tensor->ndim < 0) broken("has a negative number of axes");
+  if (tensor->ndim > 0 && (tensor->shape == nullptr || tensor->strides == nullptr))
+    broken("is without shape or strides");
+  if (tensor->byte_offset != 0) broken("has a byte_offset");
+  if (!has_elements(*tensor)) return;
+  if (!is_row_major(*tensor)) broken("is not row-major");
+  if (tensor->data == nullptr) broken("is without data");
+  if (!is_aligned(tensor->data, kTensorAlignment)) broken("is not aligned to 64 bytes");
 }
 
-void check_promised(const graft_mixer_forward& call, const std::string& what) {
-  check_promised(call.x, what + ", x");
-  check_promised(call.y, what + ", y");
-  check_promised(call.positions, what + ", positions");
-  check_promised(call.pad_mask, what + ", pad_mask");
-  const auto check_all = [&](auto* const* tensors, std::uint32_t count, const char* name) {
-    for_each(tensors, count, [&](const DLTensor* tensor, std::uint32_t i) {
-      check_promised(tensor, what + ", " + name + " " + std::to_string(i));
-    });
-  };
-  check_all(call.params, call.n_params, "parameter");
-  check_all(call.state_in, call.n_state, "state_in");
-  check_all(call.state_out, call.n_state, "state_out");
-  check_all(call.saved, call.n_saved, "saved");
-  check_all(call.taps, call.n_taps, "tap");
+void check_promised(const graft_exec& exec, const std::string& who) {
+  if (exec.workspace_bytes > 0 && exec.workspace == nullptr)
+    blame_host(who, "a workspace of " + std::to_string(exec.workspace_bytes) + " bytes is NULL");
+  if (!is_aligned(exec.workspace, kWorkspaceAlignment))
+    blame_host(who, "the workspace is not aligned to 256 bytes");
 }
 
-void poison(void* memory, std::uint64_t bytes) {
-  if (memory != nullptr && bytes > 0) std::memset(memory, 0xFF, bytes);
+OneAtATime::OneAtATime(const void* key, const std::string& who) {
+  if (!strict_mode()) return;
+  Busy& busy = Busy::all();
+  const std::lock_guard<std::mutex> lock(busy.mutex);
+  if (!busy.threads.emplace(key, std::this_thread::get_id()).second) blame_host(who, kBusy);
+  key_ = key;
 }
 
-void poison(const DLTensor* tensor) {
-  if (tensor == nullptr || tensor->device.device_type != kDLCPU || tensor->data == nullptr) return;
-  if (tensor->strides != nullptr && !row_major(*tensor)) return;
-  const std::uint64_t bits = std::uint64_t{tensor->dtype.bits} * tensor->dtype.lanes;
-  poison(tensor->data, static_cast<std::uint64_t>(element_count(*tensor)) * ((bits + 7) / 8));
+OneAtATime::~OneAtATime() {
+  if (key_ == nullptr) return;
+  Busy& busy = Busy::all();
+  const std::lock_guard<std::mutex> lock(busy.mutex);
+  busy.threads.erase(key_);
 }
 
-void poison_outputs(const graft_exec& exec, const graft_mixer_forward& call) {
-  if (exec.device_type != kDLCPU) return;
-  poison(exec.workspace, exec.workspace_bytes);
-  poison(call.y);
-  for_each(call.saved, call.n_saved, [](const DLTensor* tensor, std::uint32_t) { poison(tensor); });
-  for_each(call.taps, call.n_taps, [](const DLTensor* tensor, std::uint32_t) { poison(tensor); });
-  for_each(call.state_out, call.n_state, [&](const DLTensor* tensor, std::uint32_t i) {
-    const DLTensor* const from = call.state_in == nullptr ? nullptr : call.state_in[i];
-    const bool in_place = tensor != nullptr && from != nullptr && from->data == tensor->data;
-    if (!in_place) poison(tensor);
-  });
-}
-
-void poison_outputs(const graft_exec& exec, const graft_mixer_backward& call) {
-  if (exec.device_type != kDLCPU) return;
-  poison(exec.workspace, exec.workspace_bytes);
-  poison(call.dx);
-  for_each(call.dstate_in, call.fwd->n_state,
-           [](const DLTensor* tensor, std::uint32_t) { poison(tensor); });
-  if ((exec.flags & GRAFT_X_ACCUMULATE) != 0) return;
-  for_each(call.dparams, call.fwd->n_params,
-           [](const DLTensor* tensor, std::uint32_t) { poison(tensor); });
-}
-
-void poison_outputs(const graft_exec& exec, const graft_objective_args& call) {
-  if (exec.device_type != kDLCPU) return;
-  poison(exec.workspace, exec.workspace_bytes);
-  poison(call.loss);
-  for_each(call.grads, call.n_signals,
-           [](const DLTensor* tensor, std::uint32_t) { poison(tensor); });
+void OneAtATime::log_if_busy(const void* key, const std::string& who) noexcept {
+  if (!strict_mode()) return;
+  Busy& busy = Busy::all();
+  const std::lock_guard<std::mutex> lock(busy.mutex);
+  const auto found = busy.threads.find(key);
+  if (found != busy.threads.end() && found->second != std::this_thread::get_id())
+    spdlog::error("the host: calls {}: {}", who, kBusy);
 }
 
 }  // namespace graft

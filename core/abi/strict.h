@@ -6,23 +6,35 @@
 
 namespace graft {
 
-// GRAFT_HOST_STRICT=1 in the environment: checks that cost time, for the authors of plugins and of
-// this host.
+// GRAFT_HOST_STRICT=1 in the environment: checks that cost time and memory, for the authors of
+// plugins and of this host. Who breaks the ABI is named: "plugin 'org.example.x' (mixer 'x'),
+// forward: wrote past the end of y" is Error(plugin), "the host: calls ..." is Error(internal).
 bool strict_mode();
 
-// Checks that a tensor passed to a plugin is as the ABI promises (strides filled, byte_offset 0,
-// 64-byte alignment). Throws Error(internal): the fault is ours.
-void check_promised(const DLTensor* tensor, const std::string& what);
+// `who` is "plugin 'org.example.x' (mixer 'x'), forward".
+[[noreturn]] void blame_plugin(const std::string& who, const std::string& what);
+[[noreturn]] void blame_host(const std::string& who, const std::string& what);
 
-// Fills a CPU buffer, or the elements of a contiguous CPU tensor, with 0xFF: NaN in each float
-// format, so that a result nobody wrote is seen.
-void poison(void* memory, std::uint64_t bytes);
-void poison(const DLTensor* tensor);
+// Checks that a tensor passed to a plugin is as the ABI promises (row-major with strides
+// filled, byte_offset 0, aligned to 64 bytes). `name` is what the plugin calls it: "x".
+void check_promised(const DLTensor* tensor, const std::string& who, const std::string& name);
+// Room for the workspace, and its alignment.
+void check_promised(const graft_exec& exec, const std::string& who);
 
-// The same for all tensors of a call.
-void check_promised(const graft_mixer_forward& call, const std::string& what);
-void poison_outputs(const graft_exec& exec, const graft_mixer_forward& call);
-void poison_outputs(const graft_exec& exec, const graft_mixer_backward& call);
-void poison_outputs(const graft_exec& exec, const graft_objective_args& call);
+// In strict mode blames the host for a second call between construction and destruction that has
+// the same key: [inst] calls into one instance, [main] calls into one library.
+class OneAtATime {
+ public:
+  OneAtATime(const void* key, const std::string& who);
+  ~OneAtATime();
+  OneAtATime(const OneAtATime&) = delete;
+  OneAtATime& operator=(const OneAtATime&) = delete;
+
+  // For destructors, which cannot throw: logs a call of that key on another thread.
+  static void log_if_busy(const void* key, const std::string& who) noexcept;
+
+ private:
+  const void* key_ = nullptr;
+};
 
 }  // namespace graft

@@ -284,11 +284,46 @@ class TrainRun {
   void restore_weights(const TrainCheckpoint& found) {
     const auto stage = static_cast<std::size_t>(state_.stage);
     make_mixers(stage);
+    refuse_other_schema(found);
+    const TensorsByName own = weights();
     try {
-      for (const auto& [name, tensor] : weights()) load_tensor(found.weights, name, tensor);
+      for (const auto& [name, tensor] : own) load_tensor(found.weights, name, tensor);
+      for (const auto& [name, tensor] : found.weights)
+        if (!own.contains(name) && is_of_a_mixer(name))
+          fail(ErrorKind::input, "the checkpoint has a tensor " + quoted(name) +
+                                     ", which this recipe's student does not have");
     } catch (const Error& error) {
       throw Error(error.kind(), found.folder.string() + ": " + error.what());
     }
+  }
+
+  bool is_of_a_mixer(const std::string& tensor) const {
+    return std::any_of(mixers_.begin(), mixers_.end(), [&](const auto& entry) {
+      return tensor.starts_with(mixer_parameter_prefix(config_, entry.first));
+    });
+  }
+
+  json mixer_record() const {
+    const Mixer& mixer = mixers_.begin()->second->plugin();
+    return {{"id", mixer.component().id},
+            {"version", mixer.component().version},
+            {"param_schema", mixer.param_schema()}};
+  }
+
+  // Names and shapes may be equal all the same. Not migrated: the optimizer's moments are of the
+  // old parameters. Checkpoints of before do not say.
+  void refuse_other_schema(const TrainCheckpoint& found) const {
+    const json was = found.state.value("mixer", json()), is = mixer_record();
+    if (!was.is_object() || was.value("param_schema", json()) == is.at("param_schema")) return;
+    const auto text = [](const json& of) {
+      return "param_schema " + of.value("param_schema", json()).dump() + " of mixer " +
+             of.value("id", json()).dump() + " (version " + of.value("version", json()).dump() +
+             ")";
+    };
+    fail(ErrorKind::plugin, (found.folder / "state.json").string() + ": the run was saved with " +
+                                text(was) + ", the plugin at hand has " + text(is) +
+                                ": resume it with the plugin of then, or give the student of an "
+                                "earlier stage as student = ... of a new run");
   }
 
   // ---- one stage
@@ -552,7 +587,7 @@ class TrainRun {
     checkpoint.state = {{"run", to_json(state_)},      {"stage", job_.stages[i].name},
                         {"seed", job_.seed},           {"graft", GRAFT_VERSION_STRING},
                         {"fingerprint", fingerprint_}, {"hardware", hardware()},
-                        {"config", job_.config_toml}};
+                        {"mixer", mixer_record()},     {"config", job_.config_toml}};
     store_->write(checkpoint, state_.best_step);
   }
 

@@ -319,6 +319,33 @@ TEST_F(TrainJobTest, AChangedRunIsRefusedWithTheDifference) {
   EXPECT_THAT(said_, Contains(HasSubstr("going on although this changed")));
 }
 
+TEST_F(TrainJobTest, ACheckpointThatDoesNotFitTheMixerIsRefusedWhateverIsAllowed) {
+  run_part(4);
+  job_.allow_change = true;
+  const TrainCheckpoint saved = read_checkpoint(checkpoint(4));
+  CheckpointStore store(job_.out / "checkpoints", 9);
+  TrainCheckpoint changed = saved;
+  changed.state["mixer"]["param_schema"] = 77;
+  store.write(changed, -1);
+  EXPECT_GRAFT_ERROR(
+      run(), ErrorKind::plugin,
+      AllOf(HasSubstr("step-4/state.json"), HasSubstr("saved with param_schema 77 of mixer"),
+            HasSubstr("the plugin at hand has param_schema 1 of mixer \"org.graft.gdn\"")));
+  const std::string first = "model.layers.0.mixer.q_proj.weight";
+  changed = saved;
+  changed.weights["model.layers.0.mixer.old_proj.weight"] = at::ones({2});
+  store.write(changed, -1);
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("step-4"), HasSubstr("'model.layers.0.mixer.old_proj.weight', "
+                                                          "which this recipe's student")));
+  changed = saved;
+  changed.weights[first] = at::ones({2, 3});
+  store.write(changed, -1);
+  EXPECT_GRAFT_ERROR(run(), ErrorKind::input,
+                     AllOf(HasSubstr("step-4"), HasSubstr(first), HasSubstr("has shape [2, 3]"),
+                           HasSubstr("expected [64, 64]")));
+}
+
 TEST_F(TrainJobTest, TheTeacherIsMeasuredAgainWhenItsMeasurementChanged) {
   const auto teacher = [this] {
     return json::parse(read_text(job_.out / "run.json")).at("teacher_perplexity").get<double>();
@@ -719,6 +746,16 @@ TEST_F(TrainJobTest, AStartThatIsNone) {
   expect_refused(ErrorKind::usage, HasSubstr("two stages have this name"));
   job_.stages.clear();
   expect_refused(ErrorKind::usage, HasSubstr("no [[stage]]"));
+}
+
+TEST_F(TrainJobTest, AnInitializerThatNeedsSignalsDoesNotStartFromAStudent) {
+  Stage start = layer_stage("again", 2);
+  start.mixer = PluginChoice{"gdn", {{"rope", true}}};
+  start.init = PluginChoice{"taylor", {}};
+  start.init_from_student = true;
+  job_.stages = {job_.stages[0], start};
+  expect_refused(ErrorKind::usage, AllOf(HasSubstr("initializer 'taylor' needs the calibration"),
+                                         HasSubstr("init.source = \"teacher\"")));
 }
 
 TEST_F(TrainJobTest, TooLittleTextAndTextUsedTwice) {

@@ -158,6 +158,11 @@ class Planner {
                                     need.role + ", which mixer '" + mixer.label() +
                                     "' does not have");
     }
+    for (const graft_calibration_need& need : init->calibration())
+      if ((need.flags & GRAFT_NEED_REQUIRED) != 0)
+        reject(stage, "init.source",
+               "initializer '" + init->label() + "' needs the calibration signal " + need.name +
+                   ", which only a stage with init.source = \"teacher\" gives");
   }
 
   void check_text(const Stage& stage) const {

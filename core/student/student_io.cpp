@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
 constexpr const char* kKey = "graft";
+constexpr const char* kMetadataKey = "graft.mixer";
 
 // "model.layers.3.mixer."
 std::string mixer_prefix(const ModelConfig& config, std::int64_t layer) {
@@ -208,32 +210,133 @@ std::unique_ptr<Mixer> make_mixer(const StudentSection& section, const graft_lay
   }
 }
 
-// A mixer's tensor out of the checkpoint: float32, finite.
-at::Tensor read_parameter(const Checkpoint& checkpoint, const std::string& name) {
-  const TensorView& view = checkpoint.at(name);
-  if (view.dtype != DType::F32)
-    fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) + " is " +
-                               graft::name(view.dtype) +
-                               "; a mixer's parameters are stored as F32");
-  if (const auto bad = find_non_finite(view))
-    fail(ErrorKind::input, checkpoint.file_of(name).string() + ": tensor " + quoted(name) +
-                               " holds " + bad->value + " at element " +
-                               std::to_string(bad->flat_index));
-  at::Tensor value = at::empty(view.shape, at::kFloat);
-  std::memcpy(value.data_ptr(), view.data, view.bytes);
-  return value;
+// config.json can be edited; the weights say what they were written with. Nothing where they do
+// not.
+void check_written_with(const StudentSection& section, const Mixer& plugin,
+                        const Checkpoint& checkpoint, const std::string& config_file) {
+  const auto& files = checkpoint.files();
+  const auto by_graft = std::find_if(files.begin(), files.end(), [](const SafetensorsFile& file) {
+    return file.metadata().contains(kMetadataKey);
+  });
+  if (by_graft == files.end()) return;
+  const json written = json::parse(by_graft->metadata().at(kMetadataKey), nullptr, false);
+  if (!written.is_object()) return;
+  const auto same = [&](const std::string& key, const json& was, const json& is) {
+    if (was.is_null() || was == is) return;
+    fail(ErrorKind::input, config_file + ": " + kKey + ".mixer." + key + " is " + is.dump() +
+                               ", but " + by_graft->path().string() + " was written with " +
+                               was.dump() + ": set it back");
+  };
+  same("id", written.value("id", json()), section.mixer_id);
+  same("param_schema", written.value("param_schema", json()), section.param_schema);
+  const json options = written.value("options", json::object());
+  for (const Option& option : plugin.component().schema.options())
+    if (option.shapes())
+      same("options." + option.key, options.value(option.key, json()),
+           to_json(plugin.options().at(option.key)));
 }
 
-void load_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
-                std::set<std::string>& unused) {
-  for (const MixerParameter& parameter : mixer.parameters()) {
-    const std::string name = prefix + parameter.name;
-    const bool optional = (parameter.spec->flags & GRAFT_P_OPTIONAL) != 0;
-    if (optional && checkpoint.find(name) == nullptr) continue;  // keeps its default
-    mixer.load_parameter(parameter.name, read_parameter(checkpoint, name));
-    unused.erase(name);
+// What was stored of one converted layer, on its way into a mixer.
+class StoredLayer {
+ public:
+  StoredLayer(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer)
+      : checkpoint_(checkpoint), layer_(layer), prefix_(mixer_prefix(config, layer)) {
+    for (const std::string& name : checkpoint.names())
+      if (name.starts_with(prefix_)) names_.push_back(name.substr(prefix_.size()));
   }
-}
+
+  void load_into(TokenMixer& mixer) {
+    for (const MixerParameter& parameter : mixer.parameters()) {
+      const bool optional = (parameter.spec->flags & GRAFT_P_OPTIONAL) != 0;
+      const bool there = checkpoint_.find(prefix_ + parameter.name) != nullptr;
+      if (!there && optional) continue;  // keeps its default
+      if (!there) fail_missing(mixer, parameter);
+      const at::Tensor value = read(parameter.name);
+      at_place([&] { mixer.load_parameter(parameter.name, value); }, parameter.name);
+    }
+    refuse_others(mixer);
+  }
+
+  // Through the plugin's own graft.mixer-migrate/1. False when it cannot read that schema.
+  bool migrate_into(TokenMixer& mixer, std::uint32_t old_schema) {
+    std::deque<BorrowedTensor> borrowed;
+    std::map<std::string, const DLTensor*> old_params;
+    for (const std::string& name : names_)
+      old_params[name] = borrowed.emplace_back(read(name)).get();
+    const std::vector<at::Tensor> tensors = mixer.parameter_tensors();
+    BorrowedTensors params(tensors);
+    bool migrated = false;
+    at_place([&] {
+      migrated = mixer.plugin().migrate(old_schema, old_params, {params.data(), params.size()});
+    });
+    for (std::size_t i = 0; migrated && i < tensors.size(); ++i)
+      if (!at::isfinite(tensors[i]).all().item<bool>())
+        fail(ErrorKind::plugin, where() + "mixer '" + mixer.plugin().label() +
+                                    "' made values that are not finite of param_schema " +
+                                    std::to_string(old_schema) + " for parameter " +
+                                    quoted(mixer.parameters()[i].name));
+    return migrated;
+  }
+
+  // Names in the checkpoint that are this layer's.
+  bool holds(const std::string& name) const { return name.starts_with(prefix_); }
+
+ private:
+  std::string where(const std::string& parameter = "") const {
+    const fs::path file = parameter.empty() || checkpoint_.find(prefix_ + parameter) == nullptr
+                              ? checkpoint_.folder()
+                              : checkpoint_.file_of(prefix_ + parameter);
+    return file.string() + ": layer " + std::to_string(layer_) + ": ";
+  }
+
+  template <class Work>
+  void at_place(Work&& work, const std::string& parameter = "") const {
+    try {
+      work();
+    } catch (const Error& error) {
+      throw Error(error.kind(), where(parameter) + error.what());
+    }
+  }
+
+  // Float32 and finite.
+  at::Tensor read(const std::string& parameter) const {
+    const TensorView& view = checkpoint_.at(prefix_ + parameter);
+    const std::string tensor = where(parameter) + "tensor " + quoted(prefix_ + parameter);
+    if (view.dtype != DType::F32)
+      fail(ErrorKind::input,
+           tensor + " is " + graft::name(view.dtype) + "; a mixer's parameters are stored as F32");
+    if (const auto bad = find_non_finite(view))
+      fail(ErrorKind::input,
+           tensor + " holds " + bad->value + " at element " + std::to_string(bad->flat_index));
+    at::Tensor value = at::empty(view.shape, at::kFloat);
+    std::memcpy(value.data_ptr(), view.data, view.bytes);
+    return value;
+  }
+
+  [[noreturn]] void fail_missing(const TokenMixer& mixer, const MixerParameter& parameter) const {
+    fail(ErrorKind::input,
+         where() + "mixer '" + mixer.plugin().label() + "' has a parameter " +
+             quoted(parameter.name) + " of shape " + shape_text(parameter.tensor.sizes()) +
+             " with these options, but there is no tensor " + quoted(prefix_ + parameter.name) +
+             did_you_mean(parameter.name, names_));
+  }
+
+  void refuse_others(const TokenMixer& mixer) const {
+    std::vector<std::string> known;
+    for (const MixerParameter& parameter : mixer.parameters()) known.push_back(parameter.name);
+    for (const std::string& name : names_)
+      if (std::find(known.begin(), known.end(), name) == known.end())
+        fail(ErrorKind::input, where(name) + "tensor " + quoted(prefix_ + name) + " of shape " +
+                                   shape_text(checkpoint_.at(prefix_ + name).shape) +
+                                   " belongs to no parameter of mixer '" + mixer.plugin().label() +
+                                   "' with these options" + did_you_mean(name, known));
+  }
+
+  const Checkpoint& checkpoint_;
+  std::int64_t layer_;
+  std::string prefix_;
+  std::vector<std::string> names_;  // without the prefix
+};
 
 std::string schema_problem(const StudentSection& section, const Mixer& plugin,
                            const std::string& file) {
@@ -243,25 +346,20 @@ std::string schema_problem(const StudentSection& section, const Mixer& plugin,
          std::to_string(plugin.param_schema()) + " (version " + plugin.component().version + ")";
 }
 
-// What was stored under an older schema goes through the plugin's own graft.mixer-migrate/1.
-void migrate_mixer(TokenMixer& mixer, const Checkpoint& checkpoint, const std::string& prefix,
-                   const StudentSection& section, const std::string& file,
-                   std::set<std::string>& unused) {
-  std::map<std::string, at::Tensor> stored;
-  for (const std::string& name : checkpoint.names())
-    if (name.starts_with(prefix))
-      stored.emplace(name.substr(prefix.size()), read_parameter(checkpoint, name));
-  std::deque<BorrowedTensor> borrowed;
-  std::map<std::string, const DLTensor*> old_params;
-  for (const auto& [name, tensor] : stored) old_params[name] = borrowed.emplace_back(tensor).get();
-  const std::vector<at::Tensor> tensors = mixer.parameter_tensors();
-  BorrowedTensors params(tensors);
-  const std::vector<DLTensor*> pointers(params.data(), params.data() + params.size());
-  if (!mixer.plugin().migrate(static_cast<std::uint32_t>(section.param_schema), old_params,
-                              pointers))
+void load_layer(StoredLayer& stored, TokenMixer& mixer, const StudentSection& section,
+                const std::string& file) {
+  const Mixer& plugin = mixer.plugin();
+  if (section.param_schema == static_cast<std::int64_t>(plugin.param_schema()))
+    return stored.load_into(mixer);
+  if (!stored.migrate_into(mixer, static_cast<std::uint32_t>(section.param_schema)))
     fail(ErrorKind::plugin,
-         schema_problem(section, mixer.plugin(), file) + ", which cannot read the older one");
-  for (const auto& [name, tensor] : stored) unused.erase(prefix + name);
+         schema_problem(section, plugin, file) + ", which cannot read the older one");
+}
+
+void say_migrated(const StudentSection& section, const Mixer& plugin, const std::string& file) {
+  if (section.param_schema == static_cast<std::int64_t>(plugin.param_schema())) return;
+  log_info(file + ": mixer '" + plugin.label() + "' brought its parameters from param_schema " +
+           std::to_string(section.param_schema) + " to " + std::to_string(plugin.param_schema()));
 }
 
 }  // namespace
@@ -299,7 +397,7 @@ void write_student(const fs::path& folder, bool replace, const Model& student,
   write_file_atomically(out.path() / "config.json", config.dump(2) + "\n");
 
   std::map<std::string, std::string> metadata = provenance;
-  metadata["graft.mixer"] = mixer.dump();
+  metadata[kMetadataKey] = mixer.dump();
   write_weights(out.path() / "model.safetensors", student, std::move(metadata));
   copy_teacher_files(teacher_folder, out.path());
   out.commit();
@@ -312,48 +410,30 @@ Model load_model(const fs::path& folder, PluginRegistry& registry, Compute compu
     return Model(std::make_shared<Backbone>(Backbone::load(folder, {compute, {}, {}})));
 
   const StudentSection section = read_section(config.raw, file, config.n_layers);
-  // Plugins first: they are quickly refused, and weights may be gigabytes.
+  // Plugins and their parameters first: the other weights may be gigabytes.
   Model::Mixers mixers;
-  std::vector<std::string> prefixes;
   for (const std::int64_t layer : section.layers) {
     const LayerInfo info(config, layer);
     auto plugin = make_mixer(section, info.c_info(), registry, file);
-    const auto schema = static_cast<std::int64_t>(plugin->param_schema());
-    if (section.param_schema > schema)
+    if (section.param_schema > static_cast<std::int64_t>(plugin->param_schema()))
       fail(ErrorKind::plugin,
            schema_problem(section, *plugin, file) + "; a newer plugin is needed");
     mixers[layer] = std::make_shared<TokenMixer>(std::move(plugin), 0);
-    prefixes.push_back(mixer_prefix(config, layer));
   }
-
   const Checkpoint checkpoint = Checkpoint::open(folder);
-  const auto foreign = [&](const std::string& name) {
-    return std::any_of(prefixes.begin(), prefixes.end(),
-                       [&](const auto& prefix) { return name.starts_with(prefix); });
+  std::vector<StoredLayer> stored;
+  for (const auto& [layer, mixer] : mixers) {
+    check_written_with(section, mixer->plugin(), checkpoint, file);
+    load_layer(stored.emplace_back(checkpoint, config, layer), *mixer, section, file);
+  }
+  if (!mixers.empty()) say_migrated(section, mixers.begin()->second->plugin(), file);
+
+  const auto of_a_mixer = [&](const std::string& name) {
+    return std::any_of(stored.begin(), stored.end(),
+                       [&](const StoredLayer& layer) { return layer.holds(name); });
   };
   auto backbone = std::make_shared<Backbone>(
-      Backbone::load(config, checkpoint, {compute, section.layers, foreign}));
-  std::set<std::string> unused(backbone->left_over().begin(), backbone->left_over().end());
-  std::size_t i = 0;
-  bool migrated = false;
-  for (const auto& [layer, mixer] : mixers) {
-    const std::string& prefix = prefixes[i++];
-    migrated = static_cast<std::int64_t>(mixer->plugin().param_schema()) != section.param_schema;
-    if (migrated)
-      migrate_mixer(*mixer, checkpoint, prefix, section, file, unused);
-    else
-      load_mixer(*mixer, checkpoint, prefix, unused);
-  }
-  if (migrated)
-    log_info(file + ": parameters of param_schema " + std::to_string(section.param_schema) +
-             " were brought to the plugin's " +
-             std::to_string(mixers.begin()->second->plugin().param_schema()));
-  if (!unused.empty())
-    fail(ErrorKind::input, checkpoint.file_of(*unused.begin()).string() + ": tensor " +
-                               quoted(*unused.begin()) + " (and " +
-                               std::to_string(unused.size() - 1) +
-                               " more) belongs to no parameter of mixer '" + section.mixer_id +
-                               "' with these options");
+      Backbone::load(config, checkpoint, {compute, section.layers, of_a_mixer}));
   return Model(std::move(backbone), std::move(mixers));
 }
 

@@ -199,8 +199,8 @@ struct MixerCall {
             const std::vector<at::Tensor>& tap_tensors)
       : x(x_in),
         y(y_out),
-        positions(positions_in),
-        pad_mask(mask_in),
+        positions(aligned(positions_in)),
+        pad_mask(aligned(mask_in)),
         params(param_tensors),
         state_in(state_from),
         state_out(state_to),

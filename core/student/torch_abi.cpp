@@ -4,9 +4,11 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <string>
 
 #include "core/base/error.h"
 
@@ -134,17 +136,24 @@ at::Tensor transposed(const DLTensor* tensor, std::int32_t transpose) {
   return transpose != 0 ? view.transpose(-1, -2) : view;
 }
 
-// What graft.host-blas/1 takes; "" or what is wrong.
-const char* gemm_problem(const DLTensor& a, const DLTensor& b, const DLTensor& c) {
-  if (c.ndim != 2 && c.ndim != 3) return "a, b and c are 2-D or 3-D";
-  if (a.ndim != c.ndim || b.ndim != c.ndim) return "a, b and c have as many axes as each other";
-  if (c.ndim == 3 && (a.shape[0] != c.shape[0] || b.shape[0] != c.shape[0]))
-    return "a, b and c have one batch; nothing is broadcast";
-  const auto is_double = [](const DLTensor& t) {
-    return t.dtype.code == kDLFloat && t.dtype.bits == 64;
+// Why graft.host-blas/1 does not take these; "" when it does.
+std::string gemm_problem(const DLTensor& a, const DLTensor& b, const DLTensor& c) {
+  const auto three = [&](auto&& text_of) {
+    return "a, b and c are " + text_of(a) + ", " + text_of(b) + " and " + text_of(c);
   };
-  if (is_double(a) != is_double(c) || is_double(b) != is_double(c))
-    return "float64 goes with float64 alone";
+  const auto axes = [](const DLTensor& t) { return std::to_string(t.ndim) + "-D"; };
+  if ((c.ndim != 2 && c.ndim != 3) || a.ndim != c.ndim || b.ndim != c.ndim)
+    return three(axes) + "; expected all 2-D or all 3-D";
+  const auto batch = [](const DLTensor& t) { return std::to_string(t.shape[0]); };
+  if (c.ndim == 3 && (a.shape[0] != c.shape[0] || b.shape[0] != c.shape[0]))
+    return "the batches of " + three(batch) + "; expected equal ones: nothing is broadcast";
+  const at::ScalarType types[] = {scalar_type(a.dtype), scalar_type(b.dtype), scalar_type(c.dtype)};
+  const auto all = [&](auto&& is) { return std::all_of(std::begin(types), std::end(types), is); };
+  if (!all([](at::ScalarType t) { return t == at::kDouble; }) &&
+      !all([](at::ScalarType t) { return t == at::kFloat || t == at::kBFloat16; }))
+    return three(
+               [](const DLTensor& t) { return std::string(at::toString(scalar_type(t.dtype))); }) +
+           "; expected all float64, or each of them float32 or bfloat16";
   return "";
 }
 
@@ -155,8 +164,8 @@ graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32
     c10::InferenceMode no_grad;
     if (a == nullptr || b == nullptr || c == nullptr)
       return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", "a, b and c must be given");
-    if (const char* const problem = gemm_problem(*a, *b, *c); *problem != '\0')
-      return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", problem);
+    if (const std::string problem = gemm_problem(*a, *b, *c); !problem.empty())
+      return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", problem.c_str());
     at::Tensor out = view_of(*c);
     const at::Tensor left = transposed(a, trans_a), right = transposed(b, trans_b);
     const auto accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

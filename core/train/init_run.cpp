@@ -15,9 +15,6 @@
 namespace graft {
 namespace {
 
-// Four sequences of 256 tokens: large enough for a GEMM, small enough that [B,H,T,T] stays near 10
-// MB.
-
 // graft_named_tensor for a tensor of the host, with the DLTensor it points to.
 struct NamedTensor {
   NamedTensor(std::string name_in, std::string role_in, std::string axes_in, const char* domain,
@@ -202,7 +199,7 @@ NamedTensors teacher_parameters(const Backbone& teacher, std::int64_t layer) {
   NamedTensors list;
   for (const RoleTensor& parameter : teacher.layer_roles(layer))
     list.add(parameter.layout.name, parameter.layout.role, parameter.layout.axes, nullptr,
-             parameter.layout.heads, parameter.layout.head_dim, parameter.tensor);
+             parameter.layout.heads, parameter.layout.head_dim, aligned(parameter.tensor));
   return list;
 }
 
@@ -214,24 +211,6 @@ NamedTensors mixer_parameters(const TokenMixer& mixer) {
              parameter.spec->heads, parameter.spec->head_dim, parameter.tensor);
   return list;
 }
-
-}  // namespace
-
-void check_calibration(const Initializer& initializer) {
-  const std::set<std::string> known = {GRAFT_SIGNAL_BLOCK_INPUT, GRAFT_SIGNAL_BLOCK_OUTPUT,
-                                       GRAFT_SIGNAL_HEAD_CONTEXT, GRAFT_SIGNAL_ATTENTION_PROBS,
-                                       GRAFT_SIGNAL_RESIDUAL};
-  for (const graft_calibration_need& need : initializer.calibration()) {
-    if ((need.flags & GRAFT_NEED_REQUIRED) == 0 || known.contains(need.name)) continue;
-    std::string have;
-    for (const std::string& name : known) have += (have.empty() ? "" : ", ") + name;
-    fail(ErrorKind::plugin, "initializer '" + initializer.label() +
-                                "' needs the calibration signal " + need.name +
-                                ", which this graft does not have; it has " + have);
-  }
-}
-
-namespace {
 
 void require_source_roles(const Initializer& initializer, const TokenMixer& source) {
   std::set<std::string> roles;
@@ -292,6 +271,20 @@ InitReport run_layer(const Initializer& initializer, const NamedTensors& from,
 }
 
 }  // namespace
+
+void check_calibration(const Initializer& initializer) {
+  const std::set<std::string> known = {GRAFT_SIGNAL_BLOCK_INPUT, GRAFT_SIGNAL_BLOCK_OUTPUT,
+                                       GRAFT_SIGNAL_HEAD_CONTEXT, GRAFT_SIGNAL_ATTENTION_PROBS,
+                                       GRAFT_SIGNAL_RESIDUAL};
+  for (const graft_calibration_need& need : initializer.calibration()) {
+    if ((need.flags & GRAFT_NEED_REQUIRED) == 0 || known.contains(need.name)) continue;
+    std::string have;
+    for (const std::string& name : known) have += (have.empty() ? "" : ", ") + name;
+    fail(ErrorKind::plugin, "initializer '" + initializer.label() +
+                                "' needs the calibration signal " + need.name +
+                                ", which this graft does not have; it has " + have);
+  }
+}
 
 bool wants_signal(const Initializer& initializer, const std::string& name,
                   std::int64_t* max_sequences) {

@@ -30,7 +30,8 @@ struct InitReport {
   double seconds = 0;
 };
 
-// Calibration sequences in one batch of an initializer's pass.
+// Calibration sequences in one batch of an initializer's pass. Of 256 tokens each: large enough for
+// a GEMM, small enough that [B,H,T,T] stays near 10 MB.
 inline constexpr std::int64_t kSequencesInABatch = 4;
 
 // Error(plugin) for a calibration signal that the initializer cannot do without and no host has.

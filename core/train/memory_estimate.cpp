@@ -37,7 +37,7 @@ MixerMemory memory_of(Mixer& mixer, const Stage& stage) {
   in.struct_size = sizeof in;
   in.device_type = kDLCPU;
   in.dtype = {kDLFloat, 32, 1};
-  in.flags = GRAFT_X_TRAINING;
+  in.flags = GRAFT_X_TRAINING | GRAFT_X_DETERMINISTIC;
   in.batch = stage.batch;
   in.tokens = stage.context;
   const graft_plan_out plan = mixer.plan(in);

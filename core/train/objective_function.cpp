@@ -30,7 +30,7 @@ class ObjectiveNode : public torch::autograd::Function<ObjectiveNode> {
     std::vector<at::Tensor> inputs(needs.size()), gradients(needs.size()), kept;
     for (std::size_t i = 0; i < signals.size(); ++i) {
       at::Tensor& gradient = gradients[place[i]];
-      inputs[place[i]] = signals[i].detach().contiguous();
+      inputs[place[i]] = aligned(signals[i].detach().contiguous());
       if ((needs[place[i]].flags & GRAFT_NEED_GRAD) != 0 && signals[i].requires_grad())
         gradient = at::empty_like(inputs[place[i]]);
       kept.push_back(gradient);

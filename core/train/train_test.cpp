@@ -423,5 +423,39 @@ TEST_F(ConvertTest, AnUnknownPartIsNamedBeforeAnyWeightIsRead) {
                      ErrorKind::usage, HasSubstr("layer_alignment"));
 }
 
+// The plugins of this build tree, and those made for tests.
+class CalibrationNeedsTest : public ConvertTest {
+ protected:
+  HostServices services_{torch_host_settings()};
+  PluginRegistry registry_{
+      {std::filesystem::path(GRAFT_BUILD_DIR) / "lib/graft/plugins", GRAFT_TEST_PLUGINS},
+      services_};
+};
+
+TEST_F(CalibrationNeedsTest, ASignalThatNoHostHasIsRefusedBeforeAnyWeightIsRead) {
+  recipe_.init = {"demanding", {}};
+  EXPECT_GRAFT_ERROR(check_recipe(registry_, recipe_, backbone_.config()), ErrorKind::plugin,
+                     AllOf(HasSubstr("initializer 'demanding' needs the calibration signal "
+                                     "org.example.signal.unheard-of"),
+                           HasSubstr("block.input"), Not(HasSubstr("nice-to-have"))));
+}
+
+// Sixteen sequences in four batches: the limit counts whole batches.
+TEST_F(CalibrationNeedsTest, ALimitOfSequencesIsRoundedUpToBatches) {
+  const auto seen_with = [&](std::int64_t limit) {
+    recipe_.init = {"limited", {{"limit", limit}}};
+    try {
+      convert(registry_, backbone_, recipe_, {0}, {document("text", tokens_)}, 1, {});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(seen_with(1), HasSubstr("head.context in 1 of 4 batches"));
+  EXPECT_THAT(seen_with(4), HasSubstr("head.context in 1 of 4 batches"));
+  EXPECT_THAT(seen_with(5), HasSubstr("head.context in 2 of 4 batches"));
+  EXPECT_THAT(seen_with(0), HasSubstr("head.context in 4 of 4 batches"));
+}
+
 }  // namespace
 }  // namespace graft

@@ -371,7 +371,6 @@ Gradients Mixer::backward(const MixerInputs& in, const MixerOutputs& kept, const
   call.exec.flags |= accumulate;
   std::vector<Tensor> saved = copies(kept.saved);
   call.saved = pointers<DLTensor>(saved);
-  call.args.n_saved = static_cast<std::uint32_t>(saved.size());
   call.args.saved = call.saved.empty() ? nullptr : call.saved.data();
   std::vector<const DLTensor*> dstate_out = pointers(from.dstate), dtaps = pointers(from.dtaps);
   std::vector<DLTensor*> dparams = pointers<DLTensor>(out.dparams),

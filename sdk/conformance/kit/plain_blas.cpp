@@ -22,16 +22,26 @@ double get(const DLTensor& t, std::int64_t at) {
   return static_cast<double>(static_cast<const float*>(t.data)[at]);
 }
 
+// To the nearest, to even between two.
+std::uint16_t to_bfloat(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 void put(const DLTensor& t, std::int64_t at, double value) {
-  if (t.dtype.bits == 64) {
+  if (t.dtype.code == kDLBfloat) {
+    static_cast<std::uint16_t*>(t.data)[at] = to_bfloat(static_cast<float>(value));
+  } else if (t.dtype.bits == 64) {
     static_cast<double*>(t.data)[at] = value;
   } else {
     static_cast<float*>(t.data)[at] = static_cast<float>(value);
   }
 }
 
-bool real(DLDataType type) {
-  return (type.code == kDLFloat && (type.bits == 32 || type.bits == 64)) || type.code == kDLBfloat;
+bool is_double(DLDataType type) { return type.code == kDLFloat && type.bits == 64; }
+bool is_single(DLDataType type) {
+  return (type.code == kDLFloat && type.bits == 32) || (type.code == kDLBfloat && type.bits == 16);
 }
 
 // A 2-D tensor, or one of a batch, with op() applied.
@@ -69,9 +79,11 @@ graft_status gemm(const graft_host*, std::int32_t trans_a, std::int32_t trans_b,
     return wrong(error, "gemm", "a tensor is missing (NULL)");
   const bool same_axes = (a->ndim == 2 || a->ndim == 3) && a->ndim == b->ndim && a->ndim == c->ndim;
   if (!same_axes) return wrong(error, "gemm", "a, b and c are all 2-D or all 3-D");
-  if (!real(a->dtype) || !real(b->dtype) || c->dtype.code != kDLFloat || !real(c->dtype)) {
-    return wrong(error, "gemm", "float32, float64, or bfloat16 into float32");
-  }
+  const auto all = [&](bool (*is)(DLDataType)) {
+    return is(a->dtype) && is(b->dtype) && is(c->dtype);
+  };
+  if (!all(is_double) && !all(is_single))
+    return wrong(error, "gemm", "a, b and c are all float64, or each is float32 or bfloat16");
   const Matrix left = matrix_of(*a, trans_a != 0), right = matrix_of(*b, trans_b != 0),
                out = matrix_of(*c, false);
   if (left.columns != right.rows || left.rows != out.rows || right.columns != out.columns) {
