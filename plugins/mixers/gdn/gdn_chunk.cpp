@@ -147,9 +147,9 @@ ForwardResult forward(const Operands& in, int64_t chunk, bool keep, const Kernel
     out.err = at::empty_like(out.o);
   }
   if (in.q.scalar_type() == at::kDouble) {
-    run_forward<double>(in, shape, kernels.f64.rule, out);
+    run_forward<double>(in, shape, kernels.f64, out);
   } else {
-    run_forward<float>(in, shape, kernels.f32.rule, out);
+    run_forward<float>(in, shape, kernels.f32, out);
   }
   return out;
 }
@@ -197,9 +197,9 @@ Gradients backward(const Operands& in, const ForwardResult& kept, at::Tensor d_o
   Gradients out{like(in.q), like(in.k), like(in.v), like(in.g), like(in.beta), {}};
   if (in.state.defined()) out.state = like(in.state);
   if (type == at::kDouble) {
-    run_backward<double>(in, kept, d_o, d_state, shape, kernels.f64.rule, out);
+    run_backward<double>(in, kept, d_o, d_state, shape, kernels.f64, out);
   } else {
-    run_backward<float>(in, kept, d_o, d_state, shape, kernels.f32.rule, out);
+    run_backward<float>(in, kept, d_o, d_state, shape, kernels.f32, out);
   }
   return out;
 }
@@ -289,9 +289,9 @@ DeltaRuleResult gated_delta_rule_step(const at::Tensor& q, const at::Tensor& k, 
     });
   };
   if (in.q.scalar_type() == at::kDouble) {
-    run(kernels.f64.rule);
+    run(kernels.f64);
   } else {
-    run(kernels.f32.rule);
+    run(kernels.f32);
   }
   return {out.o.to(v.scalar_type()), out.state};
 }

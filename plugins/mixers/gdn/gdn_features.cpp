@@ -17,16 +17,6 @@ at::ScalarType compute_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-template <class T>
-const RowKernels<T>& row_kernels(int64_t kernels) {
-  const Kernels& set = *reinterpret_cast<const Kernels*>(kernels);
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return set.f32.rows;
-  } else {
-    return set.f64.rows;
-  }
-}
-
 template <class Body>
 void with_type(at::ScalarType type, const Body& body) {
   if (type == at::kDouble) {
@@ -90,14 +80,14 @@ struct FeatureCall {
   }
 };
 
-at::Tensor features_forward(const at::Tensor& x, const FeatureCall& call, int64_t kernels) {
+at::Tensor features_forward(const at::Tensor& x, const FeatureCall& call) {
   at::Tensor out = at::empty({x.size(0), x.size(1), call.heads, call.dim}, x.options());
   with_type(x.scalar_type(), [&]<class T>(T) {
     const FeatureRows<T> op = call.rows<T>();
     for_each_piece<T>(out.numel() / call.dim, call.dim,
                       [&](int64_t, int64_t begin, int64_t end, T* scratch) {
-                        row_kernels<T>(kernels).features(op, begin, end, x.const_data_ptr<T>(),
-                                                         out.data_ptr<T>(), scratch);
+                        kernels::rowwise().of<T>().features(op, begin, end, x.const_data_ptr<T>(),
+                                                            out.data_ptr<T>(), scratch);
                       });
   });
   return out;
@@ -108,7 +98,7 @@ struct FeatureGradients {
 };
 
 FeatureGradients features_backward(const at::Tensor& x, const at::Tensor& d_out,
-                                   const FeatureCall& call, int64_t kernels) {
+                                   const FeatureCall& call) {
   FeatureGradients d{at::empty_like(x), {}};
   const int64_t rows = x.numel() / call.dim;
   const at::Tensor partial =
@@ -117,9 +107,9 @@ FeatureGradients features_backward(const at::Tensor& x, const at::Tensor& d_out,
     const FeatureRows<T> op = call.rows<T>();
     for_each_piece<T>(rows, call.dim, [&](int64_t piece, int64_t begin, int64_t end, T* scratch) {
       T* d_weight = partial.defined() ? partial.data_ptr<T>() + piece * call.dim : nullptr;
-      row_kernels<T>(kernels).features_backward(op, begin, end, x.const_data_ptr<T>(),
-                                                d_out.const_data_ptr<T>(), d.x.data_ptr<T>(),
-                                                d_weight, scratch);
+      kernels::rowwise().of<T>().features_backward(op, begin, end, x.const_data_ptr<T>(),
+                                                   d_out.const_data_ptr<T>(), d.x.data_ptr<T>(),
+                                                   d_weight, scratch);
     });
   });
   if (partial.defined()) d.weight = partial.sum(0);
@@ -132,7 +122,7 @@ class HeadFeatures : public torch::autograd::Function<HeadFeatures> {
                             const std::optional<at::Tensor>& weight,
                             const std::optional<at::Tensor>& cos,
                             const std::optional<at::Tensor>& sin, int64_t heads,
-                            FeatureOptions options, int64_t kernels) {
+                            FeatureOptions options) {
     const auto type = compute_type(x);
     ctx->save_for_backward(
         {x, weight.value_or(at::Tensor()), cos.value_or(at::Tensor()), sin.value_or(at::Tensor())});
@@ -140,11 +130,9 @@ class HeadFeatures : public torch::autograd::Function<HeadFeatures> {
     ctx->saved_data["silu"] = options.silu;
     ctx->saved_data["l2norm"] = options.l2norm;
     ctx->saved_data["norm_eps"] = options.norm_eps;
-    ctx->saved_data["kernels"] = kernels;
     return features_forward(x.to(type).contiguous(),
                             {heads, x.size(-1) / heads, options, prepared(weight, type),
-                             prepared(cos, type), prepared(sin, type)},
-                            kernels);
+                             prepared(cos, type), prepared(sin, type)});
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -163,8 +151,7 @@ class HeadFeatures : public torch::autograd::Function<HeadFeatures> {
                            prepared(saved[2], type),
                            prepared(saved[3], type)};
     const FeatureGradients d =
-        features_backward(x.to(type).contiguous(), grads[0].to(type).contiguous(), call,
-                          ctx->saved_data["kernels"].toInt());
+        features_backward(x.to(type).contiguous(), grads[0].to(type).contiguous(), call);
     return {d.x.to(x.scalar_type()),
             d.weight.defined() ? d.weight.to(weight.scalar_type()) : at::Tensor(),
             {},
@@ -192,21 +179,20 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& o,
                             const std::optional<at::Tensor>& weight,
-                            const std::optional<at::Tensor>& gate, double eps, int64_t kernels) {
+                            const std::optional<at::Tensor>& gate, double eps) {
     const auto type = compute_type(o);
     const at::Tensor in = o.to(type).contiguous(), w = prepared(weight, type),
                      g = prepared(gate, type);
     ctx->save_for_backward({o, weight.value_or(at::Tensor()), gate.value_or(at::Tensor())});
     ctx->saved_data["eps"] = eps;
-    ctx->saved_data["kernels"] = kernels;
     const int64_t dim = o.size(3);
     at::Tensor out = at::empty({o.size(0), o.size(1), o.size(2) * dim}, in.options());
     with_type(type, [&]<class T>(T) {
       const GatedNormRows<T> op = gated_norm_rows<T>(dim, w, eps, g);
       for_each_piece<T>(in.numel() / dim, dim,
                         [&](int64_t, int64_t begin, int64_t end, T* scratch) {
-                          row_kernels<T>(kernels).gated_norm(op, begin, end, in.const_data_ptr<T>(),
-                                                             out.data_ptr<T>(), scratch);
+                          kernels::rowwise().of<T>().gated_norm(
+                              op, begin, end, in.const_data_ptr<T>(), out.data_ptr<T>(), scratch);
                         });
     });
     return out;
@@ -221,8 +207,7 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
                      g = prepared(gate, type);
     const at::Tensor d_out = grads[0].to(type).contiguous();
     const double eps = ctx->saved_data["eps"].toDouble();
-    const int64_t kernels = ctx->saved_data["kernels"].toInt(), dim = o.size(3),
-                  rows = in.numel() / dim;
+    const int64_t dim = o.size(3), rows = in.numel() / dim;
     const at::Tensor d_in = at::empty_like(in),
                      d_gate = g.defined() ? at::empty_like(g) : at::Tensor();
     const at::Tensor partial =
@@ -230,7 +215,7 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
     with_type(type, [&]<class T>(T) {
       const GatedNormRows<T> op = gated_norm_rows<T>(dim, w, eps, g);
       for_each_piece<T>(rows, dim, [&](int64_t piece, int64_t begin, int64_t end, T* scratch) {
-        row_kernels<T>(kernels).gated_norm_backward(
+        kernels::rowwise().of<T>().gated_norm_backward(
             op, begin, end, in.const_data_ptr<T>(), d_out.const_data_ptr<T>(), d_in.data_ptr<T>(),
             d_gate.defined() ? d_gate.data_ptr<T>() : nullptr,
             partial.defined() ? partial.data_ptr<T>() + piece * dim : nullptr, scratch);
@@ -250,8 +235,7 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
 }  // namespace
 
 at::Tensor head_features(const at::Tensor& x, int64_t heads, const FeatureOptions& options,
-                         const at::Tensor& norm_weight, const Rotation& rotation,
-                         const Kernels& kernels) {
+                         const at::Tensor& norm_weight, const Rotation& rotation) {
   TORCH_CHECK(x.dim() == 3 && heads > 0 && x.size(2) % heads == 0, "head_features: x has shape ",
               x.sizes(), ", expected [batch, tokens, ", heads, " * dim]");
   const int64_t dim = x.size(2) / heads;
@@ -267,12 +251,11 @@ at::Tensor head_features(const at::Tensor& x, int64_t heads, const FeatureOption
     return x.to(compute_type(x)).reshape({x.size(0), x.size(1), heads, dim});
   }
   return HeadFeatures::apply(x, optional(norm_weight), optional(rotation.cos),
-                             optional(rotation.sin), heads, options,
-                             reinterpret_cast<int64_t>(&kernels));
+                             optional(rotation.sin), heads, options);
 }
 
 at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& norm_weight, double norm_eps,
-                      const at::Tensor& gate, const Kernels& kernels) {
+                      const at::Tensor& gate) {
   TORCH_CHECK(o.dim() == 4, "gated_norm: o has shape ", o.sizes(),
               ", expected [batch, tokens, heads, dim]");
   const int64_t width = o.size(2) * o.size(3);
@@ -283,8 +266,7 @@ at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& norm_weight, double
               "gated_norm: gate has shape ", gate.sizes(), ", expected [", o.size(0), ", ",
               o.size(1), ", ", width, "]");
   if (!norm_weight.defined() && !gate.defined()) return o.reshape({o.size(0), o.size(1), width});
-  return GatedNorm::apply(o, optional(norm_weight), optional(gate), norm_eps,
-                          reinterpret_cast<int64_t>(&kernels));
+  return GatedNorm::apply(o, optional(norm_weight), optional(gate), norm_eps);
 }
 
 }  // namespace graft::gdn

@@ -7,10 +7,13 @@
 
 #include <cstdint>
 
-#include "gdn_kernel.h"
+#include "rows.h"
 #include "sequence.h"
 
 namespace graft::gdn {
+
+using kernels::FeatureRows;
+using kernels::GatedNormRows;
 
 struct FeatureOptions {
   bool silu = false;
@@ -30,13 +33,12 @@ using mixers::Rotation;
 // then the L2 norm. Differentiable once in x and norm_weight. The result is float32, or float64
 // when x is.
 at::Tensor head_features(const at::Tensor& x, int64_t heads, const FeatureOptions& options,
-                         const at::Tensor& norm_weight = {}, const Rotation& rotation = {},
-                         const Kernels& kernels = kernels());
+                         const at::Tensor& norm_weight = {}, const Rotation& rotation = {});
 
 // RMSNorm(o) weight silu(gate) over the last axis, o [B,T,H,dim], gate [B,T,H*dim] -> [B,T,H*dim].
 // weight [dim] and gate may be undefined: no norm, no gate. Differentiable once in all three.
 // Computed in o's type.
 at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& norm_weight, double norm_eps,
-                      const at::Tensor& gate, const Kernels& kernels = kernels());
+                      const at::Tensor& gate);
 
 }  // namespace graft::gdn

@@ -17,16 +17,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
+
+#include "matrix.h"
 
 namespace graft::gdn {
 
-// The rows of one head inside a tensor [.., T, .., width]: row t starts at data + t * stride and is
-// contiguous.
-template <class T>
-struct Rows {
-  T* data = nullptr;  // nullptr: absent
-  int64_t stride = 0;
-};
+using kernels::Rows;
 
 struct HeadShape {
   int64_t tokens = 0;
@@ -74,64 +71,26 @@ struct HeadKernels {
   void (*step)(const HeadShape&, const HeadForward<T>&, T* scratch);
 };
 
-// ---- what stands around the rule, row by row; a row is one head of one token, contiguous, `dim`
-// wide.
-
-// silu, then RMSNorm, then rotation, then L2 normalisation, each where asked for.
-template <class T>
-struct FeatureRows {
-  int64_t dim = 0;
-  int64_t heads = 1;  // consecutive rows of one token
-  bool silu = false;
-  const T* norm_weight = nullptr;  // [dim]; nullptr: no RMSNorm
-  T norm_eps = 0;
-  // cos and sin [tokens, frequencies]: entry i rotates (x_i, x_{i + frequencies}); nullptr: no
-  // rotation
-  const T* cos = nullptr;
-  const T* sin = nullptr;
-  int64_t frequencies = 0;
-  bool l2norm = false;  // x / sqrt(sum x^2 + l2_eps)
-  T l2_eps = 0;
-};
-
-// out = RMSNorm(in) weight silu(gate)
-template <class T>
-struct GatedNormRows {
-  int64_t dim = 0;
-  const T* norm_weight = nullptr;  // [dim]; nullptr: no RMSNorm
-  T norm_eps = 0;
-  const T* gate = nullptr;  // [rows, dim]; nullptr: no gate
-};
-
-// Rows [begin, end). The backward forms add to d_norm_weight (where there is a norm) and write the
-// rest; `scratch` has 4 * (dim + 64) elements.
-template <class T>
-struct RowKernels {
-  void (*features)(const FeatureRows<T>&, int64_t begin, int64_t end, const T* in, T* out,
-                   T* scratch);
-  void (*features_backward)(const FeatureRows<T>&, int64_t begin, int64_t end, const T* in,
-                            const T* d_out, T* d_in, T* d_norm_weight, T* scratch);
-  void (*gated_norm)(const GatedNormRows<T>&, int64_t begin, int64_t end, const T* in, T* out,
-                     T* scratch);
-  void (*gated_norm_backward)(const GatedNormRows<T>&, int64_t begin, int64_t end, const T* in,
-                              const T* d_out, T* d_in, T* d_gate, T* d_norm_weight, T* scratch);
-};
-
-template <class T>
-struct KernelSet {
-  HeadKernels<T> rule;
-  RowKernels<T> rows;
-};
-
 struct Kernels {
   const char* isa;  // "baseline", "avx2", "avx512"
-  KernelSet<float> f32;
-  KernelSet<double> f64;
-};
+  HeadKernels<float> f32;
+  HeadKernels<double> f64;
 
-// The widest set this processor runs; GRAFT_GDN_ISA in the environment may name a narrower one.
+  template <class T>
+  const HeadKernels<T>& of() const;
+};
+template <>
+inline const HeadKernels<float>& Kernels::of() const {
+  return f32;
+}
+template <>
+inline const HeadKernels<double>& Kernels::of() const {
+  return f64;
+}
+
+// Of the instruction set that isa.h picks.
 const Kernels& kernels();
 // By name, or nullptr when it is unknown or this processor cannot run it.
-const Kernels* find_kernels(const char* isa);
+const Kernels* find_kernels(std::string_view isa);
 
 }  // namespace graft::gdn

@@ -1,10 +1,10 @@
-// Head features and gated norm of gdn_kernel.h for one instruction set; see gdn_vector-inl.h.
+// The rows of rows.h for one instruction set; see vector-inl.h.
 #pragma once
 
-#include "gdn_kernel.h"
-#include "gdn_vector-inl.h"
+#include "rows.h"
+#include "vector-inl.h"
 
-namespace graft::gdn::GDN_ISA {
+namespace graft::kernels::GRAFT_ISA {
 namespace {
 
 template <class T>
@@ -199,4 +199,4 @@ void gated_norm_backward(const GatedNormRows<T>& op, int64_t begin, int64_t end,
 }
 
 }  // namespace
-}  // namespace graft::gdn::GDN_ISA
+}  // namespace graft::kernels::GRAFT_ISA

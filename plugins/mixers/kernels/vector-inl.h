@@ -1,32 +1,32 @@
-// Vectors of one instruction set, for the kernels beside this file. Included once by each
-// gdn_kernel_<isa>.cpp, which is compiled for that set and defines
-//   GDN_ISA           namespace and name of the set
-//   GDN_VECTOR_BYTES  its vector width
-//   GDN_TILE_ROWS, GDN_TILE_VECTORS   accumulators of the matrix tile: rows x vectors, all in
+// Vectors of one instruction set. Everything in files called *-inl.h is compiled once per set, by
+// files called *_isa.cpp, with these macros from CMake (graft_add_kernels):
+//   GRAFT_ISA           the set and the namespace its code lies in: baseline, avx2, avx512
+//   GRAFT_VECTOR_BYTES  its vector width
+//   GRAFT_TILE_ROWS, GRAFT_TILE_VECTORS   accumulators of the matrix tile: rows x vectors, all in
 //   registers
-// Nothing of the standard library is used here: an inline function compiled for a wide instruction
-// set could be the copy that the linker keeps for the whole program.
+// Nothing of the standard library is used in them: an inline function compiled for a wide
+// instruction set could be the copy that the linker keeps for the whole program.
 #pragma once
 
 #include <cstdint>
 
-namespace graft::gdn::GDN_ISA {
+namespace graft::kernels::GRAFT_ISA {
 namespace {
 
 template <class T>
-inline constexpr int64_t kLanes = GDN_VECTOR_BYTES / static_cast<int64_t>(sizeof(T));
+inline constexpr int64_t kLanes = GRAFT_VECTOR_BYTES / static_cast<int64_t>(sizeof(T));
 
 template <class T>
 struct VectorOf;
 template <>
 struct VectorOf<float> {
-  typedef float type __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
+  typedef float type __attribute__((vector_size(GRAFT_VECTOR_BYTES), aligned(4), may_alias));
   static constexpr float kSmallestNormal = __FLT_MIN__;
   static float exp(float x) { return __builtin_expf(x); }
 };
 template <>
 struct VectorOf<double> {
-  typedef double type __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(8), may_alias));
+  typedef double type __attribute__((vector_size(GRAFT_VECTOR_BYTES), aligned(8), may_alias));
   static constexpr double kSmallestNormal = __DBL_MIN__;
   static double exp(double x) { return __builtin_exp(x); }
 };
@@ -72,7 +72,7 @@ inline Vector<double> exp(const Vector<double>& x) {
 // units in the last place. Arguments are held inside [-87.3, 88], where 2^n and the result are
 // normal numbers.
 inline Vector<float> exp(const Vector<float>& given) {
-  typedef int32_t Ints __attribute__((vector_size(GDN_VECTOR_BYTES)));
+  typedef int32_t Ints __attribute__((vector_size(GRAFT_VECTOR_BYTES)));
   constexpr float kRound =
       12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   Vector<float> x = given > 88.0f ? Vector<float>{} + 88.0f : given;
@@ -96,4 +96,4 @@ inline Vector<T> sigmoid(const Vector<T>& x) {
 }
 
 }  // namespace
-}  // namespace graft::gdn::GDN_ISA
+}  // namespace graft::kernels::GRAFT_ISA
