@@ -89,14 +89,67 @@ if(NOT sidecar MATCHES "build_tags = \"compiler=[a-z]+-[0-9]+;cxx11abi=1;libtorc
 endif()
 
 run("${MAKE_TEACHER}" "${WORK_DIR}/job")
+set(tiny_job --teacher "${WORK_DIR}/job/teacher" --text "${WORK_DIR}/job/text.txt" --eval-text "${WORK_DIR}/job/held_out.txt"
+  --window 32 --init.tokens 512 --calibrate.tokens 768 --calibrate.steps 5 --eval.context 64 --eval.windows 4
+  --agreement.prompts 2 --agreement.prompt_length 8 --agreement.tokens 5)
+set(tiny_prompt --prompt "the river" --generate.tokens 4)
 foreach(mixer my_mixer my_c_mixer)
   set(out "${WORK_DIR}/job/${mixer}")
   run("${prefix}/bin/hostapp" --plugin-path "${plugins}" --mixer ${mixer} --init my_initializer --objective my_objective
-      --teacher "${WORK_DIR}/job/teacher" --text "${WORK_DIR}/job/text.txt" --eval-text "${WORK_DIR}/job/held_out.txt"
-      --out "${out}" --window 32 --init.tokens 512 --calibrate.tokens 768 --calibrate.steps 5 --eval.context 64
-      --eval.windows 4 --agreement.prompts 2 --agreement.prompt_length 8 --agreement.tokens 5)
-  run("${prefix}/bin/hostapp" generate "${out}/student" --plugin-path "${plugins}" --prompt "the river" --generate.tokens 4)
+      ${tiny_job} --out "${out}")
+  run("${prefix}/bin/hostapp" generate "${out}/student" --plugin-path "${plugins}" ${tiny_prompt})
 endforeach()
+
+# ---- the examples: mixers of third parties, with our initializer and the host as it is installed
+foreach(example kda retnet)
+  set(folder "${WORK_DIR}/author/${example}")
+  file(COPY "${SOURCE_DIR}/examples/${example}/" DESTINATION "${folder}")
+  build("${folder}")
+  set(${example} "${folder}/build/plugins")
+  run("${prefix}/bin/graft-validate" "${${example}}/${example}.so" --only-failed)
+  expect("graft-validate on ${example}" "conforms: abi ")
+  set(out "${WORK_DIR}/job/${example}")
+  run("${prefix}/bin/hostapp" --plugin-path "${${example}}" --mixer ${example} --init taylor ${tiny_job} --out "${out}")
+  run("${prefix}/bin/hostapp" generate "${out}/student" --plugin-path "${${example}}" ${tiny_prompt})
+endforeach()
+run("${CMAKE_CTEST_COMMAND}" --test-dir "${WORK_DIR}/author/kda/build" -R golden)
+
+# Another build of a plugin takes the place of the first; nothing else has to follow.
+run("${prefix}/bin/hostapp" generate "${WORK_DIR}/job/kda/student" --plugin-path "${kda}" ${tiny_prompt})
+set(said "${output}")
+file(SHA256 "${kda}/kda.so" first_build)
+run("${CMAKE_COMMAND}" "${WORK_DIR}/author/kda/build" -DCMAKE_C_FLAGS=-g)
+run("${CMAKE_COMMAND}" --build "${WORK_DIR}/author/kda/build")
+file(SHA256 "${kda}/kda.so" second_build)
+if(first_build STREQUAL second_build)
+  message(FATAL_ERROR "the second build of kda.so is the first one")
+endif()
+run("${prefix}/bin/hostapp" generate "${WORK_DIR}/job/kda/student" --plugin-path "${kda}" ${tiny_prompt})
+if(NOT output STREQUAL said)
+  message(FATAL_ERROR "another build of kda.so says:\n${output}\nThe first one said:\n${said}")
+endif()
+
+# Two plugins that offer one alias are told apart by id.
+set(other "${WORK_DIR}/author/other_kda")
+file(COPY "${SOURCE_DIR}/examples/kda/" DESTINATION "${other}")
+foreach(file CMakeLists.txt plugin.c)
+  file(READ "${other}/${file}" text)
+  string(REPLACE "org.example.kda" "org.other.kda" text "${text}")
+  file(WRITE "${other}/${file}" "${text}")
+endforeach()
+build("${other}")
+set(two_kdas --plugin-path "${kda}" --plugin-path "${other}/build/plugins")
+execute_process(COMMAND "${prefix}/bin/hostapp" ${two_kdas} --mixer kda --init taylor ${tiny_job} --out "${WORK_DIR}/job/clash"
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(result EQUAL 0)
+  message(FATAL_ERROR "an alias that two plugins offer was taken:\n${output}")
+endif()
+expect("an alias that two plugins offer" "ambiguous.*ask for 'org.(example|other).kda' or 'org.(example|other).kda'")
+run("${prefix}/bin/hostapp" ${two_kdas} --mixer org.other.kda --init taylor ${tiny_job} --out "${WORK_DIR}/job/other_kda")
+file(READ "${WORK_DIR}/job/other_kda/student/config.json" text)
+if(NOT text MATCHES "org.other.kda")
+  message(FATAL_ERROR "the student was not made with org.other.kda:\n${text}")
+endif()
 
 # ---- a plugin made by `plugins new`, in a project without C++
 set(made "${WORK_DIR}/author/deep_gate")
