@@ -1,0 +1,192 @@
+// The mixers' kernels behind plain C functions, for side_by_side.py. Tensors are contiguous: q, k
+// [B,T,H,K], v, o [B,T,H,V], g, beta [B,T,H], states [B,H,K,V]; float32 unless a name says
+// otherwise. Each head of each sequence is one unit of work, as in the plugins. Results: 0, or 1
+// where memory runs out.
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "gdn_kernel.h"
+#include "isa.h"
+#include "machine.h"
+
+namespace {
+
+using graft::kernels::Rows;
+
+struct Shape {
+  int64_t batch, tokens, heads, key_dim, value_dim, chunk;
+  int64_t rows() const { return batch * heads; }
+  graft::gdn::HeadShape head() const { return {tokens, key_dim, value_dim, chunk}; }
+};
+
+struct Free {
+  void operator()(float* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<float, Free>;
+
+Buffer buffer(int64_t n) {
+  const auto bytes = (static_cast<size_t>(n) * sizeof(float) + 63) / 64 * 64;
+  Buffer out(static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(bytes, 64))));
+  if (out == nullptr) throw std::bad_alloc();
+  return out;
+}
+
+// body(sequence, head, scratch) for every head of every sequence.
+template <class Body>
+int for_each_head(const Shape& s, int64_t scratch_size, int threads, const Body& body) {
+  try {
+    std::vector<Buffer> scratch;
+    for (int i = 0; i < threads; ++i) scratch.push_back(buffer(scratch_size));
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t row = 0; row < s.rows(); ++row) {
+      body(row / s.heads, row % s.heads, scratch[static_cast<size_t>(omp_get_thread_num())].get());
+    }
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+// One head's rows of a tensor [B,T,H,width].
+template <class T>
+Rows<T> rows(T* data, const Shape& s, int64_t b, int64_t h, int64_t width) {
+  if (data == nullptr) return {};
+  return {data + (b * s.tokens * s.heads + h) * width, s.heads * width};
+}
+
+struct GdnInputs {
+  const Shape& s;
+  const float *q, *k, *v, *g, *beta;
+
+  template <class Call>
+  void set(Call& call, int64_t b, int64_t h) const {
+    call.q = rows(q, s, b, h, s.key_dim);
+    call.k = rows(k, s, b, h, s.key_dim);
+    call.v = rows(v, s, b, h, s.value_dim);
+    call.g = rows(g, s, b, h, 1);
+    call.beta = rows(beta, s, b, h, 1);
+    call.scale = 1 / std::sqrt(static_cast<float>(s.key_dim));
+  }
+};
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* graft_bench_isa() { return graft::gdn::kernels().isa; }
+
+// float32 operations a second, all threads together: the best of a few tries.
+double graft_bench_peak(int threads) {
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    double flops = 0;
+    const double start = seconds();
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    {
+      float sink = 1e-3f;
+      flops += graft::bench::limits().multiply_add(4'000'000, &sink);
+      volatile float keep = sink;
+      (void)keep;
+    }
+    best = std::max(best, flops / (seconds() - start));
+  }
+  return best;
+}
+
+// Bytes a second of c = a + 3 b over arrays far beyond the caches, three streams counted.
+double graft_bench_triad(int threads) {
+  constexpr int64_t kSize = int64_t{1} << 25;
+  const Buffer a = buffer(kSize), b = buffer(kSize), c = buffer(kSize);
+  double best = 0;
+  for (int i = 0; i < 6; ++i) {
+    float *pa = a.get(), *pb = b.get(), *pc = c.get();
+    const double start = seconds();
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t j = 0; j < kSize; ++j) {
+      if (i == 0) pa[j] = pb[j] = 1;  // first touched by who uses it
+      pc[j] = pa[j] + 3 * pb[j];
+    }
+    if (i > 0) best = std::max(best, 3.0 * sizeof(float) * kSize / (seconds() - start));
+  }
+  return best;
+}
+
+int graft_bench_gdn_forward(const Shape* s, const float* q, const float* k, const float* v,
+                            const float* g, const float* beta, float* o, int threads) {
+  const auto& kernels = graft::gdn::kernels().f32;
+  const GdnInputs in{*s, q, k, v, g, beta};
+  return for_each_head(*s, kernels.scratch_size(s->head()), threads,
+                       [&](int64_t b, int64_t h, float* scratch) {
+                         graft::gdn::HeadForward<float> call;
+                         in.set(call, b, h);
+                         call.o = rows(o, *s, b, h, s->value_dim);
+                         kernels.forward(s->head(), call, scratch);
+                       });
+}
+
+// T = 1 or more, token by token; the state is updated in place.
+int graft_bench_gdn_step(const Shape* s, const float* q, const float* k, const float* v,
+                         const float* g, const float* beta, float* state, float* o, int threads) {
+  const auto& kernels = graft::gdn::kernels().f32;
+  const GdnInputs in{*s, q, k, v, g, beta};
+  return for_each_head(*s, kernels.scratch_size(s->head()), threads,
+                       [&](int64_t b, int64_t h, float* scratch) {
+                         graft::gdn::HeadForward<float> call;
+                         in.set(call, b, h);
+                         call.o = rows(o, *s, b, h, s->value_dim);
+                         call.state_out = state + (b * s->heads + h) * s->key_dim * s->value_dim;
+                         call.state_in = call.state_out;
+                         kernels.step(s->head(), call, scratch);
+                       });
+}
+
+int graft_bench_gdn_forward_backward(const Shape* s, const float* q, const float* k, const float* v,
+                                     const float* g, const float* beta, float* o, const float* d_o,
+                                     float* dq, float* dk, float* dv, float* dg, float* dbeta,
+                                     int threads) {
+  const auto& kernels = graft::gdn::kernels().f32;
+  const GdnInputs in{*s, q, k, v, g, beta};
+  const auto head = s->head();
+  const int64_t border = head.chunks() * s->key_dim * s->value_dim;
+  const Buffer borders = buffer(s->rows() * border);
+  const Buffer err = buffer(s->rows() * s->tokens * s->value_dim);
+  const int done = for_each_head(*s, kernels.scratch_size(head), threads,
+                                 [&](int64_t b, int64_t h, float* scratch) {
+                                   graft::gdn::HeadForward<float> call;
+                                   in.set(call, b, h);
+                                   call.o = rows(o, *s, b, h, s->value_dim);
+                                   call.borders = borders.get() + (b * s->heads + h) * border;
+                                   call.err = rows(err.get(), *s, b, h, s->value_dim);
+                                   kernels.forward(head, call, scratch);
+                                 });
+  if (done != 0) return done;
+  return for_each_head(*s, kernels.scratch_size(head), threads,
+                       [&](int64_t b, int64_t h, float* scratch) {
+                         graft::gdn::HeadBackward<float> call;
+                         in.set(call, b, h);
+                         call.zero_state_in = true;
+                         call.borders = borders.get() + (b * s->heads + h) * border;
+                         call.err = rows<const float>(err.get(), *s, b, h, s->value_dim);
+                         call.d_o = rows(d_o, *s, b, h, s->value_dim);
+                         call.dq = rows(dq, *s, b, h, s->key_dim);
+                         call.dk = rows(dk, *s, b, h, s->key_dim);
+                         call.dv = rows(dv, *s, b, h, s->value_dim);
+                         call.dg = rows(dg, *s, b, h, 1);
+                         call.dbeta = rows(dbeta, *s, b, h, 1);
+                         kernels.backward(head, call, scratch);
+                       });
+}
+
+}  // extern "C"
