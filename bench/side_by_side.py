@@ -322,6 +322,8 @@ def main():
         for case in cases(graft, peers, vllm, ggml):
             if re.search(args.only, f"{case.name} {case.where}") and "graft" in case.contenders:
                 errors = checked(case)
+                if "graft" not in case.contenders:
+                    continue
                 rows.append(report(case, measure(case, args.rounds, args.seconds), errors, limits))
     if args.json:
         args.json.write_text(json.dumps(dict(commit=commit.stdout.strip(), limits=limits, rows=[r for r in rows if r]), indent=1))

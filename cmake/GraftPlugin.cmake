@@ -6,6 +6,7 @@
 #     LICENSE <SPDX>             as in graft_plugin.license
 #     [ALIASES <alias>...]       of every component in it: the loader then opens the file only when one is asked for
 #     [LIBS <target>...]
+#     [RECIPES <file>...]        <mixer>-<initializer>.toml: what `--mixer M --init I` means; they lie beside the plugin
 #     [TORCH]                    links LibTorch
 #     [NO_INSTALL])
 #
@@ -37,7 +38,7 @@ function(graft_define_build_tags out macro tags)
 endfunction()
 
 function(graft_add_plugin name)
-  cmake_parse_arguments(ARG "TORCH;NO_INSTALL" "ID;LICENSE" "SOURCES;ALIASES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NO_INSTALL" "ID;LICENSE" "SOURCES;ALIASES;LIBS;RECIPES" ${ARGN})
   foreach(needed SOURCES ID LICENSE)
     if(NOT ARG_${needed})
       message(FATAL_ERROR "graft_add_plugin(${name}): ${needed} is missing")
@@ -88,6 +89,13 @@ function(graft_add_plugin name)
     BUILD_WITH_INSTALL_RPATH TRUE
     INSTALL_RPATH "$<$<BOOL:${ARG_TORCH}>:${LibTorch_LIBRARY_DIR}>")
   _graft_plugin_sidecar(${name} "${output}" "${tags}")
+  foreach(recipe IN LISTS ARG_RECIPES)
+    cmake_path(GET recipe FILENAME recipe_name)
+    configure_file("${recipe}" "${output}/${recipe_name}" COPYONLY)
+    if(NOT ARG_NO_INSTALL)
+      install(FILES "${recipe}" DESTINATION lib/graft/plugins COMPONENT plugins)
+    endif()
+  endforeach()
 endfunction()
 
 function(_graft_plugin_hide_symbols name)

@@ -61,6 +61,17 @@ ResolvedOptions resolve(const Config& config, const std::string& table,
   }
 }
 
+// Beside the mixer's file, where a third party ships it; then beside the initializer's; else graft's
+// own, whether there or not.
+fs::path default_recipe(const Component& mixer, const Component& initializer) {
+  const std::string name = mixer.alias + "-" + initializer.alias + ".toml";
+  for (const Component* component : {&mixer, &initializer}) {
+    const fs::path file = component->library->file().parent_path() / name;
+    if (fs::exists(file)) return file;
+  }
+  return executable_folder().parent_path() / "share/graft/recipes" / name;
+}
+
 void add_defaults_of(Config& config, PluginRegistry& registry, ComponentKind kind,
                      const std::string& name_key, const std::string& table) {
   const std::string& name = config.text(name_key);
@@ -97,9 +108,9 @@ fs::path add_recipe(Config& config, PluginRegistry& registry) {
   if (recipe == "auto") {
     const std::string &mixer = config.text("mixer.name"), &init = config.text("init.name");
     if (mixer.empty() || init.empty()) return {};
-    const std::string pair = registry.find(ComponentKind::mixer, mixer).alias + "-" +
-                             registry.find(ComponentKind::initializer, init).alias;
-    file = executable_folder().parent_path() / "share/graft/recipes" / (pair + ".toml");
+    const Component& made = registry.find(ComponentKind::mixer, mixer);
+    const Component& by = registry.find(ComponentKind::initializer, init);
+    file = default_recipe(made, by);
     if (!fs::exists(file)) return file;
   }
   config.read_file(file, Layer::recipe);

@@ -25,8 +25,9 @@ Config read_configuration(const CommandLine& line);
 std::unique_ptr<PluginRegistry> make_registry(const Config& config, HostServices& host);
 
 // Puts the recipe below what was given: the file that `recipe` names, or the default one of mixer
-// and initializer where they are known. Returns the default recipe that was looked for and not
-// found, else "".
+// and initializer where they are known: <mixer>-<initializer>.toml beside the mixer's or the
+// initializer's file, or among those that come with graft. Returns the default recipe that was
+// looked for last and not found, else "".
 std::filesystem::path add_recipe(Config& config, PluginRegistry& registry);
 
 using OptionValues = std::map<std::string, OptionValue>;
