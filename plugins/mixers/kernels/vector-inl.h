@@ -20,18 +20,26 @@ template <class T>
 struct VectorOf;
 template <>
 struct VectorOf<float> {
+  typedef int32_t Lane;
   typedef float type __attribute__((vector_size(GRAFT_VECTOR_BYTES), aligned(4), may_alias));
   static constexpr float kSmallestNormal = __FLT_MIN__;
   static float exp(float x) { return __builtin_expf(x); }
 };
 template <>
 struct VectorOf<double> {
+  typedef int64_t Lane;
   typedef double type __attribute__((vector_size(GRAFT_VECTOR_BYTES), aligned(8), may_alias));
   static constexpr double kSmallestNormal = __DBL_MIN__;
   static double exp(double x) { return __builtin_exp(x); }
 };
 template <class T>
 using Vector = typename VectorOf<T>::type;
+
+// Whether the rows of such a matrix, or the numbers of such a row, are of type T themselves.
+template <class A, class B>
+inline constexpr bool kSame = false;
+template <class A>
+inline constexpr bool kSame<A, A> = true;
 
 template <class T>
 inline Vector<T>& vec(T* p) {
