@@ -1,8 +1,8 @@
-// The delta rule of gdn_kernel.h for one instruction set; see vector-inl.h.
+// The delta rule of gdn_kernel.h for one instruction set; see vector-inl.h and panel-inl.h.
 #pragma once
 
 #include "gdn_kernel.h"
-#include "matrix-inl.h"
+#include "panel-inl.h"
 
 namespace graft::gdn::GRAFT_ISA {
 namespace {
@@ -11,14 +11,17 @@ using namespace kernels::GRAFT_ISA;
 
 // ------------------------------------------------------------------ one chunk
 
+// The tokens [first, first + n) and what their gates come to. Tokens n .. padded_rows(n) are there too, as tokens that do
+// nothing: keys, queries, values and beta are 0.
 template <class T>
 struct Chunk {
-  int64_t first, n;  // tokens [first, first + n)
+  int64_t first, n;
   T* from_start;     // p_i
   T* to_end;         // D_{n-1,j}
   T* beta;
-  Matrix<T> decay;  // D, zero above the diagonal
+  Matrix<T> decay;  // D, zero above the diagonal as far as panels reach
   T total() const { return from_start[n - 1]; }
+  int64_t rows() const { return padded_rows<T>(n); }
 };
 
 // Products below the smallest normal number become 0: they are no part of any sum in T, and
@@ -27,94 +30,99 @@ template <class T>
 inline T flushed(T x) {
   return x < VectorOf<T>::kSmallestNormal ? T(0) : x;
 }
-
 template <class T>
-void load_gates(Rows<const T> g, Rows<const T> beta, const Chunk<T>& chunk) {
-  const int64_t n = chunk.n;
+GRAFT_INLINE Vector<T> flushed_all(const Vector<T>& x) {
+  return x < VectorOf<T>::kSmallestNormal ? Vector<T>{} : x;
+}
+
+// Columns of D, a vector of them at a time, from the top: each row is the one above it times e.
+template <class T>
+void fill_decay(const Chunk<T>& chunk, const T* e) {
+  Vector<T> lane;
+  for (int64_t l = 0; l < kLanes<T>; ++l) lane[l] = static_cast<T>(l);
+  for (int64_t c = 0; c < chunk.rows(); c += kLanes<T>) {
+    Vector<T> run = {};
+    for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); ++i) {
+      run = flushed_all<T>(run * e[i]);
+      run = lane == static_cast<T>(i - c) ? Vector<T>{} + T(1) : run;
+      vec(chunk.decay.row(i) + c) = run;
+    }
+  }
+}
+
+// `e` has room for a chunk.
+template <class T>
+void load_gates(Rows<const T> g, Rows<const T> beta, const Chunk<T>& chunk, T* e) {
   T product = 1;
-  for (int64_t i = 0; i < n; ++i) {
-    const T e = VectorOf<T>::exp(g.data[(chunk.first + i) * g.stride]);
-    chunk.beta[i] = beta.data[(chunk.first + i) * beta.stride];
-    product = flushed(product * e);
-    chunk.from_start[i] = product;
-    T* row = chunk.decay.row(i);
-    const T* above = i > 0 ? chunk.decay.row(i - 1) : nullptr;
-    for (int64_t j = 0; j < i; ++j) row[j] = flushed(above[j] * e);
-    row[i] = 1;
-    for (int64_t j = i + 1; j < chunk.decay.ld; ++j) row[j] = 0;
-  }
-  for (int64_t j = 0; j < n; ++j) chunk.to_end[j] = chunk.decay.row(n - 1)[j];
-}
-
-// m = m * decay; the strict form also clears the diagonal. Columns past the block of the diagonal
-// hold nothing yet.
-template <class T>
-void apply_decay(const Chunk<T>& chunk, bool strict, Matrix<T> m) {
   for (int64_t i = 0; i < chunk.n; ++i) {
-    T* row = m.row(i);
-    const T* decay = chunk.decay.row(i);
-    const int64_t end = padded<T>(i + 1);
-    for (int64_t c = 0; c < end; c += kLanes<T>) vec(row + c) *= vec(decay + c);
-    if (strict) row[i] = 0;
-    for (int64_t c = end; c < m.ld; ++c) row[c] = 0;
+    e[i] = VectorOf<T>::exp(g.data[(chunk.first + i) * g.stride]);
+    chunk.beta[i] = beta.data[(chunk.first + i) * beta.stride];
+    product = flushed(product * e[i]);
+    chunk.from_start[i] = product;
   }
+  for (int64_t i = chunk.n; i < chunk.rows(); ++i) e[i] = chunk.beta[i] = chunk.from_start[i] = 0;
+  fill_decay(chunk, e);
+  const T* last = chunk.decay.row(chunk.n - 1);
+  for (int64_t j = 0; j < chunk.rows(); ++j) chunk.to_end[j] = j < chunk.n ? last[j] : T(0);
 }
 
-inline constexpr int64_t kSolveBlock = 8;
-
-// err holds the right-hand side; on return err and u = beta err solve err_i = rhs_i - sum_{j<i}
-// b_ij u_j.
-template <class T>
-void solve_forward(const Chunk<T>& chunk, int64_t columns, Matrix<T> b, Matrix<T> err,
-                   Matrix<T> u) {
-  for (int64_t begin = 0; begin < chunk.n; begin += kSolveBlock) {
-    const int64_t end = begin + kSolveBlock < chunk.n ? begin + kSolveBlock : chunk.n;
-    const Matrix<T> block{err.row(begin), err.ld};
-    multiply<T>(end - begin, columns, begin, {b.row(begin), b.ld}, u, block, Store::kSubtract);
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = begin; j < i; ++j) subtract(err.ld, b.row(i)[j], u.row(j), err.row(i));
-      for (int64_t c = 0; c < err.ld; c += kLanes<T>)
-        vec(u.row(i) + c) = chunk.beta[i] * vec(err.row(i) + c);
-    }
-  }
+// Rows [first, first + n) of a head, followed by rows of zeros.
+template <class T, class E>
+void load_rows(Rows<const E> in, const Chunk<T>& chunk, int64_t columns, T factor, Matrix<T> out) {
+  if (in.data == nullptr) return fill_zero(chunk.rows(), out);
+  load(in, chunk.first, chunk.n, columns, factor, out);
+  fill_zero(chunk.rows() - chunk.n, from(out, chunk.n));
 }
 
-// The adjoint: y holds the right-hand side; y_j = rhs_j - sum_{i>j} b_ij z_i, z = beta y.
-template <class T>
-void solve_backward(const Chunk<T>& chunk, int64_t columns, Matrix<T> b, Matrix<T> y, Matrix<T> z) {
-  const int64_t n = chunk.n;
-  for (int64_t begin = (n - 1) / kSolveBlock * kSolveBlock; begin >= 0; begin -= kSolveBlock) {
-    const int64_t end = begin + kSolveBlock < n ? begin + kSolveBlock : n;
-    const Matrix<T> block{y.row(begin), y.ld};
-    multiply_transposed<T>(end - begin, columns, n - end, {b.row(end) + begin, b.ld},
-                           {z.row(end), z.ld}, block, Store::kSubtract);
-    for (int64_t j = end - 1; j >= begin; --j) {
-      for (int64_t i = j + 1; i < end; ++i) subtract(y.ld, b.row(i)[j], z.row(i), y.row(j));
-      for (int64_t c = 0; c < y.ld; c += kLanes<T>)
-        vec(z.row(j) + c) = chunk.beta[j] * vec(y.row(j) + c);
-    }
+// Rows as panels read them: where they lie, if whole panels do, else copied to `scratch`.
+template <class T, class E>
+Matrix<const T> panels_of(Rows<const E> in, const Chunk<T>& chunk, int64_t columns, Matrix<T> scratch) {
+  if constexpr (kSame<T, E>) {
+    if (in.data != nullptr && columns % kLanes<T> == 0 && chunk.n % kPanelRows == 0)
+      return {in.data + chunk.first * in.stride, in.stride};
   }
+  load_rows(in, chunk, columns, T(1), scratch);
+  return of(scratch);
+}
+// Likewise where panels write them; finish_panels() brings home what went to `scratch`.
+template <class T, class E>
+Matrix<T> panels_for(Rows<E> out, const Chunk<T>& chunk, int64_t columns, Matrix<T> scratch) {
+  if constexpr (kSame<T, E>) {
+    if (columns % kLanes<T> == 0 && chunk.n % kPanelRows == 0)
+      return {out.data + chunk.first * out.stride, out.stride};
+  }
+  return scratch;
+}
+template <class T, class E>
+void finish_panels(Matrix<T> written, Matrix<T> scratch, const Chunk<T>& chunk, int64_t columns, Rows<E> out) {
+  if (written.data == scratch.data) store(scratch, chunk.first, chunk.n, columns, T(1), out);
 }
 
 template <class T>
 struct Scratch {
-  Matrix<T> state, q, k, k_t, err, u, o, write, read, decay;
-  T *from_start, *to_end, *beta;
+  Matrix<T> state, q, k, k_t, v, err, u, u_end, o, write, read, decay;
+  T *from_start, *to_end, *beta, *e;
 
-  Scratch(const HeadShape& s, Carver<T>& carve)
-      : state(carve.matrix(s.key_dim, s.value_dim)),
-        q(carve.matrix(s.chunk, s.key_dim)),
-        k(carve.matrix(s.chunk, s.key_dim)),
-        k_t(carve.matrix(s.key_dim, s.chunk)),
-        err(carve.matrix(s.chunk, s.value_dim)),
-        u(carve.matrix(s.chunk, s.value_dim)),
-        o(carve.matrix(s.chunk, s.value_dim)),
-        write(carve.matrix(s.chunk, s.chunk)),
-        read(carve.matrix(s.chunk, s.chunk)),
-        decay(carve.matrix(s.chunk, s.chunk)),
-        from_start(carve.row(s.chunk)),
-        to_end(carve.row(s.chunk)),
-        beta(carve.row(s.chunk)) {}
+  Scratch(const HeadShape& s, Carver<T>& carve) {
+    const int64_t c = padded_rows<T>(s.chunk), dk = padded_rows<T>(s.key_dim);
+    const int64_t dv = padded_rows<T>(s.value_dim);
+    state = carve.matrix(dk, dv);
+    q = carve.matrix(c, dk);
+    k = carve.matrix(c, dk);
+    k_t = carve.matrix(dk, c);
+    v = carve.matrix(c, dv);
+    err = carve.matrix(c, dv);
+    u = carve.matrix(c, dv);
+    u_end = carve.matrix(c, dv);
+    o = carve.matrix(c, dv);
+    write = carve.matrix(c, c);
+    read = carve.matrix(c, c);
+    decay = carve.matrix(c, c);
+    from_start = carve.row(c);
+    to_end = carve.row(c);
+    beta = carve.row(c);
+    e = carve.row(c);
+  }
 
   Chunk<T> chunk(const HeadShape& s, int64_t index) const {
     const int64_t first = index * s.chunk;
@@ -123,99 +131,212 @@ struct Scratch {
   }
 };
 
-template <class T>
-struct BackwardScratch {
-  Matrix<T> d_state, y, z, u_t, d_read, d_write, dq, dk, work, square;
-  T *from_state, *to_state, *range;
-
-  BackwardScratch(const HeadShape& s, Carver<T>& carve)
-      : d_state(carve.matrix(s.key_dim, s.value_dim)),
-        y(carve.matrix(s.chunk, s.value_dim)),
-        z(carve.matrix(s.chunk, s.value_dim)),
-        u_t(carve.matrix(s.value_dim, s.chunk)),
-        d_read(carve.matrix(s.chunk, s.chunk)),
-        d_write(carve.matrix(s.chunk, s.chunk)),
-        dq(carve.matrix(s.chunk, s.key_dim)),
-        dk(carve.matrix(s.chunk, s.key_dim)),
-        work(carve.matrix(s.chunk, s.key_dim)),
-        square(carve.matrix(s.value_dim, s.key_dim)),
-        from_state(carve.row(s.chunk)),
-        to_state(carve.row(s.chunk)),
-        range(carve.row(s.chunk)) {}
-};
-
-template <class T>
-int64_t scratch_size(const HeadShape& shape) {
-  Carver<T> carve(nullptr);
-  Scratch<T> forward(shape, carve);
-  BackwardScratch<T> backward(shape, carve);
-  return carve.used();
+template <class T, unsigned V>
+GRAFT_INLINE void decayed_scores(const HeadShape& shape, const Chunk<T>& chunk, Matrix<T> left, Matrix<T> k_t, int64_t i,
+                                 int64_t c, Matrix<T> out) {
+  Panel<T, V> x;
+  multiply(x, shape.key_dim, of(left, i), of(k_t, 0, c));
+  x.multiply_by(of(chunk.decay, i, c));
+  x.store(from(out, i, c));
 }
 
-// write_ij = D_ij k_i.k_j below the diagonal, read_ij = D_ij scale q_i.k_j on and below it.
+// write_ij = D_ij k_i.k_j below the diagonal, read_ij = D_ij q_i.k_j (q comes scaled) on and below it.
 template <class T>
 void chunk_scores(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s) {
-  transpose(chunk.n, shape.key_dim, s.k, s.k_t);
-  multiply(chunk.n, chunk.n, shape.key_dim, s.k, s.k_t, s.write, Store::kSet, Part::kLowerResult);
-  apply_decay(chunk, true, s.write);
-  multiply(chunk.n, chunk.n, shape.key_dim, s.q, s.k_t, s.read, Store::kSet, Part::kLowerResult);
-  apply_decay(chunk, false, s.read);
+  transpose_padded(chunk.rows(), shape.key_dim, s.k, s.k_t);
+  for_rows(chunk.rows(), [&](int64_t i) __attribute__((always_inline)) {
+    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+      decayed_scores<T, V>(shape, chunk, s.k, s.k_t, i, c, s.write);
+      decayed_scores<T, V>(shape, chunk, s.q, s.k_t, i, c, s.read);
+    });
+    for (int64_t r = i; r < i + kPanelRows; ++r) s.write.row(r)[r] = 0;
+  });
 }
 
 template <class T>
 void load_state(const HeadShape& shape, const T* state, Matrix<T> out) {
-  if (state != nullptr) {
-    load<T>({state, shape.value_dim}, 0, shape.key_dim, shape.value_dim, T(1), out);
-  } else {
-    fill_zero(shape.key_dim, out);
-  }
+  fill_zero(padded_rows<T>(shape.key_dim), out);
+  if (state != nullptr)
+    load<T, T>({state, shape.state_row()}, 0, shape.key_dim, shape.value_dim, T(1), out);
 }
 
 template <class T>
 void store_state(const HeadShape& shape, Matrix<T> in, T* state) {
-  store<T>(in, 0, shape.key_dim, shape.value_dim, T(1), {state, shape.value_dim});
+  store<T, T>(in, 0, shape.key_dim, shape.value_dim, T(1), {state, shape.state_row()});
 }
 
-template <class T>
-void forward_chunk(const HeadShape& shape, const HeadForward<T>& io, int64_t index, bool zero_state,
+// ------------------------------------------------------------------ forward
+
+// What the first pass over a chunk asks for ahead of its use, a few rows at each panel: the next chunk's queries, keys and
+// values, and the outputs about to be written. Rows of one head lie a whole token apart, which the hardware does not foresee.
+template <class T, class E>
+struct Ahead {
+  const HeadShape& shape;
+  const HeadForward<T, E>& io;
+  int64_t first;  // of the chunk
+
+  GRAFT_INLINE void values(int64_t i) const { rows(io.v, first + shape.chunk + i, shape.value_dim); }
+  GRAFT_INLINE void keys(int64_t i) const { rows(io.k, first + shape.chunk + i, shape.key_dim); }
+  GRAFT_INLINE void queries(int64_t i) const { rows(io.q, first + shape.chunk + i, shape.key_dim); }
+  GRAFT_INLINE void outputs(int64_t i) const { rows(io.o, first + i, shape.value_dim); }
+
+ private:
+  template <class Element>
+  GRAFT_INLINE void rows(Rows<Element> rows, int64_t begin, int64_t columns) const {
+    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(E));
+    for (int64_t i = begin; i < begin + kPanelRows && i < shape.tokens; ++i) {
+      for (int64_t c = 0; c < columns; c += kLine) __builtin_prefetch(rows.data + i * rows.stride + c);
+    }
+  }
+};
+
+// The value columns from c on of what a chunk computes: no column depends on another.
+template <class T, class E, unsigned V>
+struct ValueColumns {
+  const HeadShape& shape;
+  const Chunk<T>& chunk;
+  const Scratch<T>& s;
+  Matrix<const T> v;
+  Matrix<T> o;
+  Matrix<T> err;  // no data: nobody wants it
+  Ahead<T, E> ahead;
+  bool zero_state;
+  int64_t c;
+
+  // err_i = v_i - p_i S^T k_i - sum_{j<i} write_ij u_j, u_i = beta_i err_i: the rows before the panel as a product, those
+  // inside it by substitution.
+  GRAFT_INLINE void solve(int64_t i) const {
+    Panel<T, V> x;
+    if (zero_state) {
+      x.load(at(v, i));
+    } else {
+      multiply(x, shape.key_dim, of(s.k, i), of(s.state, 0, c));
+      x.subtract_from(at(v, i), chunk.from_start + i);
+    }
+    multiply<Left::kRows, Sign::kMinus>(x, i, of(s.write, i), of(s.u, 0, c));
+#pragma GCC unroll 8
+    for (unsigned j = 0; j < kPanelRows; ++j) {
+      Vector<T> u[V];
+      for (unsigned v_ = 0; v_ < V; ++v_) {
+        u[v_] = chunk.beta[i + j] * x.at[j][v_];
+        vec(s.u.row(i + j) + c + v_ * kLanes<T>) = u[v_];
+        vec(s.u_end.row(i + j) + c + v_ * kLanes<T>) = chunk.to_end[i + j] * u[v_];
+      }
+#pragma GCC unroll 8
+      for (unsigned r = j + 1; r < kPanelRows; ++r) {
+        const T write = s.write.row(i + r)[i + j];
+        for (unsigned v_ = 0; v_ < V; ++v_) x.at[r][v_] -= write * u[v_];
+      }
+    }
+    if (err.data != nullptr) x.store(from(err, i, c));
+  }
+
+  // o_i = p_i S^T q_i + sum_{j<=i} read_ij u_j
+  GRAFT_INLINE void output(int64_t i) const {
+    Panel<T, V> x;
+    if (!zero_state) {
+      multiply(x, shape.key_dim, of(s.q, i), of(s.state, 0, c));
+      x.scale(chunk.from_start + i);
+    }
+    multiply(x, i + kPanelRows, of(s.read, i), of(s.u, 0, c));
+    x.store(from(o, i, c));
+  }
+
+  // S = p_n S + sum_j D_nj k_j u_j^T, kPanelRows keys from r on
+  GRAFT_INLINE void advance(int64_t r) const {
+    Panel<T, V> x;
+    if (!zero_state) {
+      x.load(of(s.state, r, c));
+      for (auto& row : x.at) {
+        for (auto& value : row) value *= chunk.total();
+      }
+    }
+    multiply(x, chunk.n, of(s.k_t, r), of(s.u_end, 0, c));
+    x.store(from(s.state, r, c));
+  }
+
+  GRAFT_INLINE void run() const {
+    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+      if (c == 0) {
+        ahead.values(i);
+        ahead.outputs(i);
+      }
+      solve(i);
+    });
+    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+      if (c == 0) ahead.keys(i);
+      output(i);
+    });
+    for_rows(shape.key_dim, [&](int64_t r) __attribute__((always_inline)) {
+      if (c == 0 && r < shape.chunk) ahead.queries(r);
+      advance(r);
+    });
+  }
+
+ private:
+  GRAFT_INLINE Matrix<const T> at(Matrix<const T> m, int64_t i) const {
+    return {m.data + i * m.ld + c, m.ld};
+  }
+};
+
+template <class T, class E>
+void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t index, bool zero_state,
                    const Scratch<T>& s) {
   const Chunk<T> chunk = s.chunk(shape, index);
-  const int64_t n = chunk.n, dk = shape.key_dim, dv = shape.value_dim;
-  load_gates(io.g, io.beta, chunk);
-  load(io.q, chunk.first, n, dk, io.scale, s.q);
-  load(io.k, chunk.first, n, dk, T(1), s.k);
-  load(io.v, chunk.first, n, dv, T(1), s.err);
+  const int64_t dv = shape.value_dim;
+  load_gates(io.g, io.beta, chunk, s.e);
+  load_rows(io.q, chunk, shape.key_dim, io.scale, s.q);
+  load_rows(io.k, chunk, shape.key_dim, T(1), s.k);
   chunk_scores(shape, chunk, s);
-  if (!zero_state) {
-    scale_rows(n, chunk.from_start, s.q, s.q);
-    multiply(n, dv, dk, s.q, s.state, s.o, Store::kSet);
-    scale_rows(n, chunk.from_start, s.k,
-               s.q);  // the queries are done with: their rows hold p k now
-    multiply(n, dv, dk, s.q, s.state, s.err, Store::kSubtract);
-  }
-  solve_forward(chunk, dv, s.write, s.err, s.u);
-  if (io.err.data != nullptr) store(s.err, chunk.first, n, dv, T(1), io.err);
-  multiply(n, dv, n, s.read, s.u, s.o, zero_state ? Store::kSet : Store::kAdd, Part::kLowerLeft);
-  store(s.o, chunk.first, n, dv, T(1), io.o);
-  scale_rows(n, chunk.to_end, s.k, s.k);
-  if (!zero_state) scale_all(dk, chunk.total(), s.state);
-  multiply_transposed(dk, dv, n, s.k, s.u, s.state, zero_state ? Store::kSet : Store::kAdd);
+  const Matrix<const T> v = panels_of(io.v, chunk, dv, s.v);
+  const Matrix<T> o = panels_for(io.o, chunk, dv, s.o);
+  const Matrix<T> err =
+      io.err.data != nullptr ? panels_for(io.err, chunk, dv, s.err) : Matrix<T>{nullptr, 0};
+  for_columns<T>(dv, [&]<unsigned V>(int64_t c) {
+    ValueColumns<T, E, V>{shape, chunk, s, v, o, err, {shape, io, chunk.first}, zero_state, c}.run();
+  });
+  finish_panels(o, s.o, chunk, dv, io.o);
+  if (err.data != nullptr) finish_panels(err, s.err, chunk, dv, io.err);
 }
 
-template <class T>
-void forward(const HeadShape& shape, const HeadForward<T>& io, T* scratch) {
+template <class T, class E>
+void forward(const HeadShape& shape, const HeadForward<T, E>& io, T* scratch) {
   Carver<T> carve(scratch);
   const Scratch<T> s(shape, carve);
   load_state(shape, io.state_in, s.state);
   for (int64_t index = 0; index < shape.chunks(); ++index) {
-    if (io.borders != nullptr)
-      store_state(shape, s.state, io.borders + index * shape.key_dim * shape.value_dim);
+    if (io.borders != nullptr) store_state(shape, s.state, io.borders + index * shape.state_size());
     forward_chunk(shape, io, index, index == 0 && io.state_in == nullptr, s);
   }
   if (io.state_out != nullptr) store_state(shape, s.state, io.state_out);
 }
 
 // ------------------------------------------------------------------ backward
+
+template <class T>
+struct BackwardScratch {
+  Matrix<T> d_state, state_t, d_state_t, z, u_t, d_read, d_write, dq, dk, decayed_d_o, decayed_z;
+  T *from_state, *to_state, *range, *dbeta;
+
+  BackwardScratch(const HeadShape& s, Carver<T>& carve) {
+    const int64_t c = padded_rows<T>(s.chunk), k = padded_rows<T>(s.key_dim), v = padded_rows<T>(s.value_dim);
+    d_state = carve.matrix(k, v);
+    state_t = carve.matrix(v, k);
+    d_state_t = carve.matrix(v, k);
+    z = carve.matrix(c, v);
+    u_t = carve.matrix(v, c);
+    d_read = carve.matrix(c, c);
+    d_write = carve.matrix(c, c);
+    dq = carve.matrix(c, k);
+    dk = carve.matrix(c, k);
+    decayed_d_o = carve.matrix(c, 2 * kLanes<T>);
+    decayed_z = carve.matrix(c, 2 * kLanes<T>);
+    from_state = carve.row(c);
+    to_state = carve.row(c);
+    range = carve.row(c);
+    dbeta = carve.row(c);
+  }
+};
 
 // What the decays of a chunk receive. With X_ij = dL/dD_ij D_ij, where j = -1 stands for the state
 // at the chunk's start and i = n for the one at its end, dL/dg_m = sum of X_ij over j < m <= i:
@@ -231,8 +352,7 @@ struct DecayGradient {
 
 template <class T>
 void decay_gradient(const Chunk<T>& chunk, const DecayGradient<T>& x, T* range, Rows<T> dg) {
-  const int64_t ld = x.inside.ld;
-  for (int64_t j = 0; j < ld; ++j) range[j] = j < chunk.n ? x.to_state[j] : T(0);
+  for (int64_t j = 0; j < chunk.rows(); ++j) range[j] = j < chunk.n ? x.to_state[j] : T(0);
   T from_state = x.across;
   for (int64_t m = chunk.n - 1; m >= 0; --m) {
     const T* row = x.inside.row(m);
@@ -249,145 +369,216 @@ void decay_gradient(const Chunk<T>& chunk, const DecayGradient<T>& x, T* range, 
   }
 }
 
-// From the gradient of u to that of err, v and beta.
-template <class T>
-void error_gradient(const HeadShape& shape, const HeadBackward<T>& io, const Chunk<T>& chunk,
-                    const Scratch<T>& s, const BackwardScratch<T>& b) {
-  solve_backward(chunk, shape.value_dim, s.write, b.y, b.z);
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    io.dbeta.data[(chunk.first + i) * io.dbeta.stride] = dot(b.y.ld, b.y.row(i), s.err.row(i));
-  }
-  store(b.z, chunk.first, chunk.n, shape.value_dim, T(1), io.dv);
-}
-
-// Turns the gradients of the decayed scores (d_write still without its sign) into those of q.k and
-// k.k, and s.read into the X_ij of DecayGradient.
-template <class T>
-void score_gradient(const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b) {
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    const T* decay = chunk.decay.row(i);
-    T *read = s.read.row(i), *d_read = b.d_read.row(i), *d_write = b.d_write.row(i);
-    const T* write = s.write.row(i);
-    const int64_t end = padded<T>(i + 1);
-    d_write[i] = 0;  // the products below are rounded outwards; decay is 0 above the diagonal
-    for (int64_t c = 0; c < end; c += kLanes<T>) {
-      vec(read + c) = vec(read + c) * vec(d_read + c) - vec(write + c) * vec(d_write + c);
-      vec(d_read + c) *= vec(decay + c);
-      vec(d_write + c) *= -vec(decay + c);
-    }
-    for (int64_t c = end; c < b.d_read.ld; ++c) d_read[c] = d_write[c] = 0;
-  }
-}
-
-// Gradients that pass through the state at the chunk's start.
-template <class T>
-void start_gradient(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
-                    const BackwardScratch<T>& b) {
-  const int64_t n = chunk.n, dk = shape.key_dim, dv = shape.value_dim;
-  transpose(dk, dv, s.state, b.square);
-  multiply(n, dk, dv, s.o, b.square, b.dq, Store::kSet);
-  scale_rows(n, chunk.from_start, b.dq, b.dq);
-  multiply(n, dk, dv, b.z, b.square, b.dk, Store::kSet);
-  for (int64_t i = 0; i < n; ++i) {
-    T* row = b.dk.row(i);
-    for (int64_t c = 0; c < b.dk.ld; c += kLanes<T>) vec(row + c) *= -chunk.from_start[i];
-    b.from_state[i] = dot(b.dq.ld, s.q.row(i), b.dq.row(i)) + dot(b.dk.ld, s.k.row(i), row);
-  }
-}
-
-// Gradients of the keys that pass through the state at the chunk's end.
-template <class T>
-void end_gradient(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
-                  const BackwardScratch<T>& b) {
-  const int64_t n = chunk.n, dk = shape.key_dim, dv = shape.value_dim;
-  transpose(dk, dv, b.d_state, b.square);
-  multiply(n, dk, dv, s.u, b.square, b.work, Store::kSet);
-  for (int64_t j = 0; j < n; ++j) {
-    T *row = b.work.row(j), *dk_row = b.dk.row(j);
-    for (int64_t c = 0; c < b.work.ld; c += kLanes<T>) {
-      vec(row + c) *= chunk.to_end[j];
-      vec(dk_row + c) += vec(row + c);
-    }
-    b.to_state[j] = dot(b.work.ld, s.k.row(j), row);
-  }
-}
-
 struct ChunkEnds {
   bool zero_start;  // the state at the chunk's start is zero and nobody wants its gradient
   bool zero_d_end;  // nothing flows back from the state at the chunk's end
 };
 
-template <class T>
-void load_chunk(const HeadShape& shape, const HeadBackward<T>& io, const Chunk<T>& chunk,
-                const Scratch<T>& s) {
-  const int64_t n = chunk.n, dv = shape.value_dim;
-  load_gates(io.g, io.beta, chunk);
-  load(io.q, chunk.first, n, shape.key_dim, io.scale, s.q);
-  load(io.k, chunk.first, n, shape.key_dim, T(1), s.k);
-  load(io.err, chunk.first, n, dv, T(1), s.err);
-  scale_rows(n, chunk.beta, s.err, s.u);
-  if (io.d_o.data != nullptr) {
-    load(io.d_o, chunk.first, n, dv, T(1), s.o);
-  } else {
-    fill_zero(n, s.o);
+// The value columns from c on of what flows back through u, err and the state.
+template <class T, unsigned V>
+struct ValueGradients {
+  const HeadShape& shape;
+  const Chunk<T>& chunk;
+  const Scratch<T>& s;
+  const BackwardScratch<T>& b;
+  Matrix<const T> d_o;
+  Matrix<T> z;
+  ChunkEnds ends;
+  int64_t c;
+
+  // The gradient y of u_j, y_j = to_end_j dS^T k_j + sum_{i>=j} read_ij d_o_i - sum_{i>j} write_ij z_i, and z = beta y,
+  // which is also that of v: the rows behind the panel as products, those inside it by substitution.
+  GRAFT_INLINE void solve(int64_t i) const {
+    Panel<T, V> y;
+    if (!ends.zero_d_end) {
+      multiply(y, shape.key_dim, of(s.k, i), of(b.d_state, 0, c));
+      y.scale(chunk.to_end + i);
+      y.add_dots(of(s.u, i, c), b.to_state + i);
+    }
+    const int64_t behind = i + kPanelRows;
+    multiply<Left::kColumns>(y, chunk.n - i, of(s.read, i, i), {d_o.data + i * d_o.ld + c, d_o.ld});
+    multiply<Left::kColumns, Sign::kMinus>(y, chunk.n - behind, of(s.write, behind, i), of(z, behind, c));
+#pragma GCC unroll 8
+    for (unsigned back = 1; back <= kPanelRows; ++back) {
+      const unsigned j = kPanelRows - back;
+      Vector<T> z_j[V];
+      for (unsigned v = 0; v < V; ++v) {
+        const int64_t column = c + v * kLanes<T>;
+        z_j[v] = chunk.beta[i + j] * y.at[j][v];
+        vec(z.row(i + j) + column) = z_j[v];
+        vec(b.decayed_z.row(i + j) + v * kLanes<T>) = chunk.from_start[i + j] * z_j[v];
+        vec(b.decayed_d_o.row(i + j) + v * kLanes<T>) =
+            chunk.from_start[i + j] * vec(d_o.data + (i + j) * d_o.ld + column);
+      }
+#pragma GCC unroll 8
+      for (unsigned r = 0; r < j; ++r) {
+        const T write = s.write.row(i + j)[i + r];
+        for (unsigned v = 0; v < V; ++v) y.at[r][v] -= write * z_j[v];
+      }
+    }
+    y.add_dots(of(s.err, i, c), b.dbeta + i);
   }
+
+  // dS at the chunk's start: p_n dS + sum_i p_i (q_i d_o_i^T - k_i z_i^T), kPanelRows keys from r on.
+  GRAFT_INLINE void retreat(int64_t r) const {
+    Panel<T, V> x;
+    if (!ends.zero_d_end) {
+      x.load(of(b.d_state, r, c));
+      for (auto& row : x.at) {
+        for (auto& value : row) value *= chunk.total();
+      }
+    }
+    multiply<Left::kColumns>(x, chunk.n, of(s.q, 0, r), of(b.decayed_d_o));
+    multiply<Left::kColumns, Sign::kMinus>(x, chunk.n, of(s.k, 0, r), of(b.decayed_z));
+    x.store(from(b.d_state, r, c));
+  }
+
+  GRAFT_INLINE void run() const {
+    for (int64_t i = (chunk.n - 1) / kPanelRows * kPanelRows; i >= 0; i -= kPanelRows) solve(i);
+    if (ends.zero_start) return;
+    for_rows(shape.key_dim, [&](int64_t r) __attribute__((always_inline)) { retreat(r); });
+  }
+};
+
+// The gradients of q.k and k.k from those of the decayed scores, d_read = d_o u^T and d_write = -z u^T; and in s.read the
+// X_ij of DecayGradient.
+template <class T>
+void score_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b,
+                     Matrix<const T> d_o, Matrix<T> z) {
+  transpose_padded(chunk.rows(), shape.value_dim, s.u, b.u_t);
+  for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+      Panel<T, V> x, inside;
+      multiply(x, shape.value_dim, {d_o.data + i * d_o.ld, d_o.ld}, of(b.u_t, 0, c));
+      inside.load(of(s.read, i, c));
+      inside.multiply_by(x);
+      x.multiply_by(of(chunk.decay, i, c));
+      x.store(from(b.d_read, i, c));
+      inside.store(from(s.read, i, c));
+    });
+    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+      Panel<T, V> x, inside;
+      multiply<Left::kRows, Sign::kMinus>(x, shape.value_dim, of(z, i), of(b.u_t, 0, c));
+      inside.load(of(s.write, i, c));
+      inside.multiply_by(x);
+      inside.add(of(s.read, i, c));
+      inside.store(from(s.read, i, c));
+      x.multiply_by(of(chunk.decay, i, c));
+      x.store(from(b.d_write, i, c));
+    });
+    for (int64_t r = i; r < i + kPanelRows; ++r) b.d_write.row(r)[r] = 0;
+  });
 }
 
-template <class T>
-void backward_chunk(const HeadShape& shape, const HeadBackward<T>& io, int64_t index,
-                    ChunkEnds ends, const Scratch<T>& s, const BackwardScratch<T>& b) {
-  const Chunk<T> chunk = s.chunk(shape, index);
-  const int64_t n = chunk.n, dk = shape.key_dim, dv = shape.value_dim;
-  load_chunk(shape, io, chunk, s);
+// The key columns from c on of dq and dk.
+template <class T, unsigned V>
+struct KeyGradients {
+  const HeadShape& shape;
+  const Chunk<T>& chunk;
+  const Scratch<T>& s;
+  const BackwardScratch<T>& b;
+  Matrix<const T> d_o;
+  Matrix<T> z, dq, dk;
+  ChunkEnds ends;
+  T scale;
+  int64_t c;
+
+  // dq_i = scale (p_i S d_o_i + sum_{j<=i} d_read_ij k_j)
+  GRAFT_INLINE void queries(int64_t i) const {
+    Panel<T, V> x;
+    if (!ends.zero_start) {
+      multiply(x, shape.value_dim, {d_o.data + i * d_o.ld, d_o.ld}, of(b.state_t, 0, c));
+      x.scale(chunk.from_start + i);
+      x.add_dots(of(s.q, i, c), b.from_state + i);
+    }
+    multiply(x, i + kPanelRows, of(b.d_read, i), of(s.k, 0, c));
+    for (auto& row : x.at) {
+      for (auto& value : row) value *= scale;
+    }
+    x.store(from(dq, i, c));
+  }
+
+  // dk_i = -p_i S z_i + D_ni dS u_i + sum_{j<i} d_write_ij k_j + sum_{j>i} d_write_ji k_j + sum_{j>=i} d_read_ji q_j
+  GRAFT_INLINE void keys(int64_t i) const {
+    Panel<T, V> x;
+    if (!ends.zero_start) {
+      multiply<Left::kRows, Sign::kMinus>(x, shape.value_dim, of(z, i), of(b.state_t, 0, c));
+      x.scale(chunk.from_start + i);
+      x.add_dots(of(s.k, i, c), b.from_state + i);
+    }
+    if (!ends.zero_d_end) multiply(x, shape.value_dim, of(s.u_end, i), of(b.d_state_t, 0, c));
+    multiply(x, i + kPanelRows, of(b.d_write, i), of(s.k, 0, c));
+    multiply<Left::kColumns>(x, chunk.n - i, of(b.d_write, i, i), of(s.k, i, c));
+    multiply<Left::kColumns>(x, chunk.n - i, of(b.d_read, i, i), of(s.q, i, c));
+    x.store(from(dk, i, c));
+  }
+
+  GRAFT_INLINE void run() const {
+    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) { queries(i); });
+    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) { keys(i); });
+  }
+};
+
+// Everything of a chunk that the forward pass had, but for what its backward pass has no use for.
+template <class T, class E>
+void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
+                  const Chunk<T>& chunk, const Scratch<T>& s) {
+  load_gates(io.g, io.beta, chunk, s.e);
+  load_rows(io.q, chunk, shape.key_dim, io.scale, s.q);
+  load_rows(io.k, chunk, shape.key_dim, T(1), s.k);
+  load_rows(io.err, chunk, shape.value_dim, T(1), s.err);
+  for (int64_t i = 0; i < chunk.rows(); ++i) {
+    for (int64_t c = 0; c < s.u.ld; c += kLanes<T>) {
+      vec(s.u.row(i) + c) = chunk.beta[i] * vec(s.err.row(i) + c);
+      vec(s.u_end.row(i) + c) = chunk.to_end[i] * vec(s.u.row(i) + c);
+    }
+  }
+  if (!ends.zero_start) load_state(shape, io.borders + index * shape.state_size(), s.state);
   chunk_scores(shape, chunk, s);
-  multiply_transposed(n, dv, n, s.read, s.o, b.y, Store::kSet, Part::kUpperLeft);
-  if (!ends.zero_d_end) {
-    scale_rows(n, chunk.to_end, s.k, b.work);
-    multiply(n, dv, dk, b.work, b.d_state, b.y, Store::kAdd);
-  }
-  error_gradient(shape, io, chunk, s, b);
+}
 
-  transpose(n, dv, s.u, b.u_t);
-  multiply(n, n, dv, s.o, b.u_t, b.d_read, Store::kSet, Part::kLowerResult);
-  multiply(n, n, dv, b.z, b.u_t, b.d_write, Store::kSet, Part::kLowerResult);
-  score_gradient(chunk, s, b);
-
+template <class T, class E>
+void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
+                    const Scratch<T>& s, const BackwardScratch<T>& b) {
+  const Chunk<T> chunk = s.chunk(shape, index);
+  const int64_t dk = shape.key_dim, dv = shape.value_dim;
+  reload_chunk(shape, io, index, ends, chunk, s);
+  const Matrix<const T> d_o = panels_of(io.d_o, chunk, dv, s.o);
+  const Matrix<T> z = panels_for(io.dv, chunk, dv, b.z);
+  fill_zero<T>(1, {b.from_state, chunk.rows()});
+  fill_zero<T>(1, {b.to_state, chunk.rows()});
+  fill_zero<T>(1, {b.dbeta, chunk.rows()});
   DecayGradient<T> x{b.from_state, b.to_state, 0, s.read};
-  if (ends.zero_start) {
-    fill_zero(n, b.dq);
-    fill_zero(n, b.dk);
-    fill_zero<T>(1, {b.from_state, n});
-  } else {
-    load_state(shape, io.borders + index * dk * dv, s.state);
-    start_gradient(shape, chunk, s, b);
-  }
-  if (ends.zero_d_end) {
-    fill_zero<T>(1, {b.to_state, n});
-  } else {
-    end_gradient(shape, chunk, s, b);
-    if (!ends.zero_start)
-      x.across = chunk.total() * dot(dk * s.state.ld, s.state.data, b.d_state.data);
-  }
+  if (!ends.zero_start) transpose_padded(dk, dv, s.state, b.state_t);
+  if (!ends.zero_d_end) transpose_padded(dk, dv, b.d_state, b.d_state_t);
+  if (!ends.zero_start && !ends.zero_d_end)
+    x.across = chunk.total() * dot(padded_rows<T>(dk) * s.state.ld, s.state.data, b.d_state.data);
+
+  for_columns<T>(dv, [&]<unsigned V>(int64_t c) {
+    ValueGradients<T, V>{shape, chunk, s, b, d_o, z, ends, c}.run();
+  });
+  score_gradients(shape, chunk, s, b, d_o, z);
+  const Matrix<T> dq = panels_for(io.dq, chunk, dk, b.dq), dk_rows = panels_for(io.dk, chunk, dk, b.dk);
+  for_columns<T>(dk, [&]<unsigned V>(int64_t c) {
+    KeyGradients<T, V>{shape, chunk, s, b, d_o, z, dq, dk_rows, ends, io.scale, c}.run();
+  });
   decay_gradient(chunk, x, b.range, io.dg);
-
-  multiply(n, dk, n, b.d_read, s.k, b.dq, Store::kAdd, Part::kLowerLeft);
-  store(b.dq, chunk.first, n, dk, io.scale, io.dq);
-  multiply(n, dk, n, b.d_write, s.k, b.dk, Store::kAdd, Part::kLowerLeft);
-  multiply_transposed(n, dk, n, b.d_write, s.k, b.dk, Store::kAdd, Part::kUpperLeft);
-  multiply_transposed(n, dk, n, b.d_read, s.q, b.dk, Store::kAdd, Part::kUpperLeft);
-  store(b.dk, chunk.first, n, dk, T(1), io.dk);
-
-  if (ends.zero_start) return;
-  // d_state becomes the gradient of the state at the chunk's start.
-  scale_all(dk, chunk.total(), b.d_state);
-  scale_rows(n, chunk.from_start, s.q, s.q);
-  multiply_transposed(dk, dv, n, s.q, s.o, b.d_state, Store::kAdd);
-  scale_rows(n, chunk.from_start, s.k, s.k);
-  multiply_transposed(dk, dv, n, s.k, b.z, b.d_state, Store::kSubtract);
+  store<T, T>({b.dbeta, 1}, 0, chunk.n, 1, T(1), {io.dbeta.data + chunk.first * io.dbeta.stride, io.dbeta.stride});
+  finish_panels(z, b.z, chunk, dv, io.dv);
+  finish_panels(dq, b.dq, chunk, dk, io.dq);
+  finish_panels(dk_rows, b.dk, chunk, dk, io.dk);
 }
 
 template <class T>
-void backward(const HeadShape& shape, const HeadBackward<T>& io, T* scratch) {
+int64_t scratch_size(const HeadShape& shape) {
+  Carver<T> carve(nullptr);
+  Scratch<T> forward(shape, carve);
+  BackwardScratch<T> backward(shape, carve);
+  return carve.used();
+}
+
+template <class T, class E>
+void backward(const HeadShape& shape, const HeadBackward<T, E>& io, T* scratch) {
   Carver<T> carve(scratch);
   const Scratch<T> s(shape, carve);
   const BackwardScratch<T> b(shape, carve);
@@ -403,33 +594,101 @@ void backward(const HeadShape& shape, const HeadBackward<T>& io, T* scratch) {
 
 // ------------------------------------------------------------------ step
 
+// One token of a head, on plain numbers.
 template <class T>
-void step(const HeadShape& shape, const HeadForward<T>& io, T* scratch) {
-  Carver<T> carve(scratch);
-  const Scratch<T> s(shape, carve);
-  const int64_t dk = shape.key_dim, ld = s.state.ld;
-  load_state(shape, io.state_in, s.state);
-  T *seen = s.err.data, *written = s.u.data, *out = s.o.data;
-  for (int64_t t = 0; t < shape.tokens; ++t) {
-    const T* q = io.q.data + t * io.q.stride;
-    const T* k = io.k.data + t * io.k.stride;
-    const T e = VectorOf<T>::exp(io.g.data[t * io.g.stride]);
-    const T beta = io.beta.data[t * io.beta.stride];
-    load<T>(io.v, t, 1, shape.value_dim, T(1), s.err);
-    for (int64_t r = 0; r < dk; ++r) subtract(ld, e * k[r], s.state.row(r), seen);
-    for (int64_t c = 0; c < ld; c += kLanes<T>) vec(written + c) = beta * vec(seen + c);
-    for (int64_t c = 0; c < ld; ++c) out[c] = 0;
-    for (int64_t r = 0; r < dk; ++r) {
-      T* row = s.state.row(r);
-      const T read = io.scale * q[r];
-      for (int64_t c = 0; c < ld; c += kLanes<T>) {
-        vec(row + c) = e * vec(row + c) + k[r] * vec(written + c);
-        vec(out + c) += read * vec(row + c);
+struct Token {
+  const T *q, *k;  // q scaled
+  T e, beta, q_k;  // q_k: q . k
+};
+
+// The value columns [c, c + V vectors): S^T k and S^T q in one pass over the state, then S = e S + k u^T with
+// u = beta (v - e S^T k), and o = e S^T q + (q . k) u.
+template <class T, unsigned V>
+GRAFT_INLINE void step_columns(const HeadShape& shape, const Token<T>& t, const T* v, const T* in, T* out, T* o) {
+  const int64_t ld = shape.state_row();
+  Vector<T> seen[2][V] = {}, read[2][V] = {};  // even and odd keys: enough sums that none waits for another
+  int64_t r = 0;
+  for (; r + 2 <= shape.key_dim; r += 2) {
+    for (unsigned odd = 0; odd < 2; ++odd) {
+      for (unsigned x = 0; x < V; ++x) {
+        const Vector<T> row = vec(in + (r + odd) * ld + x * kLanes<T>);
+        seen[odd][x] += t.k[r + odd] * row;
+        read[odd][x] += t.q[r + odd] * row;
       }
     }
-    store<T>(s.o, t, 1, shape.value_dim, T(1), io.o);
   }
-  if (io.state_out != nullptr) store_state(shape, s.state, io.state_out);
+  Vector<T> u[V];
+  for (unsigned x = 0; x < V; ++x) {
+    if (r < shape.key_dim) {
+      const Vector<T> row = vec(in + r * ld + x * kLanes<T>);
+      seen[0][x] += t.k[r] * row;
+      read[0][x] += t.q[r] * row;
+    }
+    u[x] = t.beta * (vec(v + x * kLanes<T>) - t.e * (seen[0][x] + seen[1][x]));
+    vec(o + x * kLanes<T>) = t.e * (read[0][x] + read[1][x]) + t.q_k * u[x];
+  }
+  for (r = 0; r < shape.key_dim; ++r) {
+    for (unsigned x = 0; x < V; ++x)
+      vec(out + r * ld + x * kLanes<T>) = t.e * vec(in + r * ld + x * kLanes<T>) + t.k[r] * u[x];
+  }
+}
+
+// The same for one value column: what is left of a row that is no whole number of vectors.
+template <class T>
+void step_column(const HeadShape& shape, const Token<T>& t, T v, const T* in, T* out, T* o) {
+  const int64_t ld = shape.state_row();
+  T seen = 0, read = 0;
+  for (int64_t r = 0; r < shape.key_dim; ++r) {
+    seen += t.k[r] * in[r * ld];
+    read += t.q[r] * in[r * ld];
+  }
+  const T u = t.beta * (v - t.e * seen);
+  *o = t.e * read + t.q_k * u;
+  for (int64_t r = 0; r < shape.key_dim; ++r) out[r * ld] = t.e * in[r * ld] + t.k[r] * u;
+}
+
+template <class T>
+void step_token(const HeadShape& shape, const Token<T>& t, const T* v, const T* in, T* out, T* o) {
+  constexpr int64_t kWide = 4 * kLanes<T>;
+  int64_t c = 0;
+  for (; c + kWide <= shape.value_dim; c += kWide) step_columns<T, 4>(shape, t, v + c, in + c, out + c, o + c);
+  for (; c + kLanes<T> <= shape.value_dim; c += kLanes<T>)
+    step_columns<T, 1>(shape, t, v + c, in + c, out + c, o + c);
+  for (; c < shape.value_dim; ++c) step_column(shape, t, v[c], in + c, out + c, o + c);
+}
+
+template <class T>
+void copy_state(const HeadShape& shape, const T* in, T* out, int64_t out_row) {
+  for (int64_t i = 0; i < shape.key_dim; ++i) {
+    for (int64_t c = 0; c < shape.value_dim; ++c)
+      out[i * out_row + c] = in == nullptr ? T(0) : in[i * shape.state_row() + c];
+  }
+}
+
+template <class T, class E>
+void step(const HeadShape& given, const HeadForward<T, E>& io, T* scratch) {
+  Carver<T> carve(scratch);
+  const Scratch<T> s(given, carve);
+  HeadShape shape = given;
+  const T* in = io.state_in;
+  T* out = io.state_out;
+  if (out == nullptr) {  // then it is updated in scratch
+    copy_state(given, in, s.state.data, given.value_dim);
+    shape.state_stride = 0;
+    in = out = s.state.data;
+  } else if (in == nullptr || shape.tokens == 0) {
+    if (in != out) copy_state(given, in, out, given.state_row());
+    in = out;
+  }
+  for (int64_t i = 0; i < shape.tokens; ++i, in = out) {
+    load(io.q, i, 1, shape.key_dim, io.scale, s.q);
+    load(io.k, i, 1, shape.key_dim, T(1), s.k);
+    load(io.v, i, 1, shape.value_dim, T(1), s.v);
+    const Token<T> token{s.q.data, s.k.data, VectorOf<T>::exp(io.g.data[i * io.g.stride]),
+                         io.beta.data[i * io.beta.stride], dot(s.q.ld, s.q.data, s.k.data)};
+    step_token(shape, token, s.v.data, in, out, s.o.data);
+    store<T, E>(s.o, 0, 1, shape.value_dim, T(1), {io.o.data + i * io.o.stride, io.o.stride});
+  }
 }
 
 }  // namespace

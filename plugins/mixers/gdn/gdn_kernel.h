@@ -30,63 +30,64 @@ struct HeadShape {
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   int64_t chunk = 64;
+  // From one row of a state to the next. More than value_dim where a call computes some of a head's value columns:
+  // those are independent of each other, given queries, keys and gates.
+  int64_t state_stride = 0;  // 0: value_dim
 
   [[gnu::always_inline]] int64_t chunks() const { return (tokens + chunk - 1) / chunk; }
+  [[gnu::always_inline]] int64_t state_row() const {
+    return state_stride > 0 ? state_stride : value_dim;
+  }
+  [[gnu::always_inline]] int64_t state_size() const { return key_dim * state_row(); }
 };
 
-// g, beta: one value a token. States are contiguous [key_dim, value_dim].
-template <class T>
+// Rows are of type E; everything else, and all arithmetic, of type T. g, beta: one value a token.
+template <class T, class E = T>
 struct HeadForward {
-  Rows<const T> q, k, v, g, beta;
+  Rows<const E> q, k, v;
+  Rows<const T> g, beta;
   T scale = 1;
   const T* state_in = nullptr;  // nullptr: zero
-  Rows<T> o;
-  T* state_out = nullptr;  // [key_dim, value_dim] or nullptr; may be state_in in step()
-  // What backward reads, or both nullptr: the state at the start of each chunk [chunks, key_dim,
-  // value_dim] and err.
+  Rows<E> o;
+  T* state_out = nullptr;  // [key_dim, state_row()] or nullptr; may be state_in
+  // What backward reads, or both nullptr: the state at the start of each chunk, [chunks, key_dim, state_row()], and err.
   T* borders = nullptr;
   Rows<T> err;
 };
 
-template <class T>
+// Of whole heads: all value columns.
+template <class T, class E = T>
 struct HeadBackward {
-  Rows<const T> q, k, v, g, beta;
+  Rows<const E> q, k;
+  Rows<const T> g, beta;
   T scale = 1;
   bool zero_state_in = false;  // the forward had no state_in: the first border is zero
   const T* borders = nullptr;  // as forward left them
   Rows<const T> err;
-  Rows<const T> d_o;               // absent: zero
+  Rows<const E> d_o;               // absent: zero
   const T* d_state_out = nullptr;  // nullptr: zero
-  Rows<T> dq, dk, dv, dg, dbeta;   // written
-  T* d_state_in = nullptr;         // written unless nullptr
+  Rows<E> dq, dk, dv;              // written
+  Rows<T> dg, dbeta;
+  T* d_state_in = nullptr;  // written unless nullptr
 };
 
-template <class T>
+template <class T, class E = T>
 struct HeadKernels {
   // `scratch` has scratch_size() elements, 64-byte aligned, one per thread.
   int64_t (*scratch_size)(const HeadShape&);
-  void (*forward)(const HeadShape&, const HeadForward<T>&, T* scratch);
-  void (*backward)(const HeadShape&, const HeadBackward<T>&, T* scratch);
-  // The recurrence itself, token by token: one pass over the state a token and no chunk overhead.
-  void (*step)(const HeadShape&, const HeadForward<T>&, T* scratch);
+  void (*forward)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
+  void (*backward)(const HeadShape&, const HeadBackward<T, E>&, T* scratch);
+  // The recurrence itself, token by token: the state is read and written once a token, in place where state_out is
+  // state_in, and there is no chunk's overhead.
+  void (*step)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
 };
 
 struct Kernels {
   const char* isa;  // "baseline", "avx2", "avx512"
   HeadKernels<float> f32;
   HeadKernels<double> f64;
-
-  template <class T>
-  const HeadKernels<T>& of() const;
+  HeadKernels<float, kernels::bf16> bf16;  // rows of bfloat16; gates, states and sums are float32
 };
-template <>
-inline const HeadKernels<float>& Kernels::of() const {
-  return f32;
-}
-template <>
-inline const HeadKernels<double>& Kernels::of() const {
-  return f64;
-}
 
 // Of the instruction set that isa.h picks.
 const Kernels& kernels();

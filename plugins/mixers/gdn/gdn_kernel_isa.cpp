@@ -2,10 +2,11 @@
 
 namespace graft::gdn::GRAFT_ISA {
 
-template <class T>
-inline constexpr HeadKernels<T> kHead = {scratch_size<T>, forward<T>, backward<T>, step<T>};
+template <class T, class E>
+inline constexpr HeadKernels<T, E> kHead = {scratch_size<T>, forward<T, E>, backward<T, E>, step<T, E>};
 
 extern const Kernels kTable;
-const Kernels kTable = {GRAFT_ISA_NAME, kHead<float>, kHead<double>};
+const Kernels kTable = {GRAFT_ISA_NAME, kHead<float, float>, kHead<double, double>,
+                        kHead<float, kernels::bf16>};
 
 }  // namespace graft::gdn::GRAFT_ISA

@@ -29,6 +29,21 @@ struct Panel {
       for (unsigned v = 0; v < V; ++v) at[r][v] *= factors[r];
     }
   }
+  GRAFT_INLINE void multiply_by(const Panel& other) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] *= other.at[r][v];
+    }
+  }
+  GRAFT_INLINE void multiply_by(Matrix<const T> other) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] *= vec(other.row(r) + v * kLanes<T>);
+    }
+  }
+  GRAFT_INLINE void add(Matrix<const T> other) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] += vec(other.row(r) + v * kLanes<T>);
+    }
+  }
   // at = given - factors at, row by row
   GRAFT_INLINE void subtract_from(Matrix<const T> given, const T* factors) {
     for (unsigned r = 0; r < kPanelRows; ++r) {
@@ -62,13 +77,19 @@ enum class Sign { kPlus, kMinus };
 // s += or -= op(a) b over `depth`: the panel's rows of op(a) start at a, its columns of b at b.
 template <Left kLeft = Left::kRows, Sign kSign = Sign::kPlus, class T, unsigned V>
 GRAFT_INLINE void multiply(Panel<T, V>& s, int64_t depth, Matrix<const T> a, Matrix<const T> b) {
+  // Two pointers and one distance reach every row of a panel: more would not stay in registers.
+  const T* upper = a.data;
+  const T* lower = a.data + (kLeft == Left::kRows ? a.ld : 1) * (kPanelRows / 2);
+  const T* row = b.data;
   for (int64_t k = 0; k < depth; ++k) {
     Vector<T> right[V];
 #pragma GCC unroll 2
-    for (unsigned v = 0; v < V; ++v) right[v] = vec(b.row(k) + v * kLanes<T>);
+    for (unsigned v = 0; v < V; ++v) right[v] = vec(row + v * kLanes<T>);
 #pragma GCC unroll 8
     for (unsigned r = 0; r < kPanelRows; ++r) {
-      const T left = kLeft == Left::kRows ? a.data[r * a.ld + k] : a.data[k * a.ld + r];
+      constexpr unsigned kHalf = kPanelRows / 2;
+      const T* half = r < kHalf ? upper : lower;
+      const T left = kLeft == Left::kRows ? half[r % kHalf * a.ld] : half[r % kHalf];
 #pragma GCC unroll 2
       for (unsigned v = 0; v < V; ++v) {
         if constexpr (kSign == Sign::kPlus) {
@@ -78,6 +99,10 @@ GRAFT_INLINE void multiply(Panel<T, V>& s, int64_t depth, Matrix<const T> a, Mat
         }
       }
     }
+    const int64_t next = kLeft == Left::kRows ? 1 : a.ld;
+    upper += next;
+    lower += next;
+    row += b.ld;
   }
 }
 

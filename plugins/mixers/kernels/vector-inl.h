@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "matrix.h"
+
 namespace graft::kernels::GRAFT_ISA {
 namespace {
 
@@ -40,6 +42,28 @@ template <class A, class B>
 inline constexpr bool kSame = false;
 template <class A>
 inline constexpr bool kSame<A, A> = true;
+
+// ---- numbers as rows store them
+
+template <class T>
+inline T number(T x) {
+  return x;
+}
+template <class T>
+inline T number(bf16 x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
+}
+template <class E, class T>
+inline E stored(T x) {
+  if constexpr (kSame<E, bf16>) {  // to the nearest, ties to even
+    const auto bits = __builtin_bit_cast(uint32_t, x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return {static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded)};
+  } else {
+    return x;
+  }
+}
 
 template <class T>
 inline Vector<T>& vec(T* p) {
