@@ -19,6 +19,7 @@
 
 namespace {
 
+using graft::kernels::bf16;
 using graft::kernels::Rows;
 
 struct Shape {
@@ -39,15 +40,20 @@ Buffer buffer(int64_t n) {
   return out;
 }
 
-// body(sequence, head, scratch) for every head of every sequence.
-template <class Body>
-int for_each_head(const Shape& s, int64_t scratch_size, int threads, const Body& body) {
+// body(sequence, first head, heads, scratch) for groups of the heads of every sequence.
+template <class T, class E, class Body>
+int for_each_group(const Shape& s, int64_t at_once, const graft::gdn::HeadKernels<T, E>& kernels,
+                   int threads, const Body& body) {
   try {
     std::vector<Buffer> scratch;
-    for (int i = 0; i < threads; ++i) scratch.push_back(buffer(scratch_size));
+    for (int i = 0; i < threads; ++i)
+      scratch.push_back(buffer(kernels.scratch_size(s.head(), at_once)));
+    const int64_t groups = (s.heads + at_once - 1) / at_once;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t row = 0; row < s.rows(); ++row) {
-      body(row / s.heads, row % s.heads, scratch[static_cast<size_t>(omp_get_thread_num())].get());
+    for (int64_t i = 0; i < s.batch * groups; ++i) {
+      const int64_t first = i % groups * at_once;
+      body(i / groups, first, std::min(at_once, s.heads - first),
+           scratch[static_cast<size_t>(omp_get_thread_num())].get());
     }
     return 0;
   } catch (const std::bad_alloc&) {
@@ -62,20 +68,48 @@ Rows<T> rows(T* data, const Shape& s, int64_t b, int64_t h, int64_t width) {
   return {data + (b * s.tokens * s.heads + h) * width, s.heads * width};
 }
 
+template <class E>
 struct GdnInputs {
   const Shape& s;
-  const float *q, *k, *v, *g, *beta;
+  const E *q, *k, *v;
+  const float *g, *beta;
 
   template <class Call>
   void set(Call& call, int64_t b, int64_t h) const {
     call.q = rows(q, s, b, h, s.key_dim);
     call.k = rows(k, s, b, h, s.key_dim);
-    call.v = rows(v, s, b, h, s.value_dim);
     call.g = rows(g, s, b, h, 1);
     call.beta = rows(beta, s, b, h, 1);
     call.scale = 1 / std::sqrt(static_cast<float>(s.key_dim));
   }
+  graft::gdn::HeadForward<float, E> head(int64_t b, int64_t h, E* o) const {
+    graft::gdn::HeadForward<float, E> call;
+    set(call, b, h);
+    call.v = rows(v, s, b, h, s.value_dim);
+    call.o = rows(o, s, b, h, s.value_dim);
+    return call;
+  }
 };
+
+template <class E>
+int gdn_forward(const GdnInputs<E>& in, const graft::gdn::HeadKernels<float, E>& kernels, E* o,
+                float* borders, float* err, int threads) {
+  const Shape& s = in.s;
+  const auto head = s.head();
+  const int64_t border = head.chunks() * head.state_size();
+  const int64_t at_once = graft::gdn::heads_at_once(head, s.heads, s.batch, threads);
+  return for_each_group(s, at_once, kernels, threads,
+                        [&](int64_t b, int64_t first, int64_t n, float* scratch) {
+                          std::vector<graft::gdn::HeadForward<float, E>> heads;
+                          for (int64_t h = first; h < first + n; ++h) {
+                            auto& call = heads.emplace_back(in.head(b, h, o));
+                            if (borders != nullptr)
+                              call.borders = borders + (b * s.heads + h) * border;
+                            call.err = rows(err, s, b, h, s.value_dim);
+                          }
+                          kernels.forward(head, heads.data(), n, scratch);
+                        });
+}
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -125,31 +159,28 @@ double graft_bench_triad(int threads) {
 
 int graft_bench_gdn_forward(const Shape* s, const float* q, const float* k, const float* v,
                             const float* g, const float* beta, float* o, int threads) {
-  const auto& kernels = graft::gdn::kernels().f32;
-  const GdnInputs in{*s, q, k, v, g, beta};
-  return for_each_head(*s, kernels.scratch_size(s->head()), threads,
-                       [&](int64_t b, int64_t h, float* scratch) {
-                         graft::gdn::HeadForward<float> call;
-                         in.set(call, b, h);
-                         call.o = rows(o, *s, b, h, s->value_dim);
-                         kernels.forward(s->head(), call, scratch);
-                       });
+  return gdn_forward<float>({*s, q, k, v, g, beta}, graft::gdn::kernels().f32, o, nullptr, nullptr,
+                            threads);
+}
+
+int graft_bench_gdn_forward_bf16(const Shape* s, const bf16* q, const bf16* k, const bf16* v,
+                                 const float* g, const float* beta, bf16* o, int threads) {
+  return gdn_forward<bf16>({*s, q, k, v, g, beta}, graft::gdn::kernels().bf16, o, nullptr, nullptr,
+                           threads);
 }
 
 // T = 1 or more, token by token; the state is updated in place.
 int graft_bench_gdn_step(const Shape* s, const float* q, const float* k, const float* v,
                          const float* g, const float* beta, float* state, float* o, int threads) {
   const auto& kernels = graft::gdn::kernels().f32;
-  const GdnInputs in{*s, q, k, v, g, beta};
-  return for_each_head(*s, kernels.scratch_size(s->head()), threads,
-                       [&](int64_t b, int64_t h, float* scratch) {
-                         graft::gdn::HeadForward<float> call;
-                         in.set(call, b, h);
-                         call.o = rows(o, *s, b, h, s->value_dim);
-                         call.state_out = state + (b * s->heads + h) * s->key_dim * s->value_dim;
-                         call.state_in = call.state_out;
-                         kernels.step(s->head(), call, scratch);
-                       });
+  const GdnInputs<float> in{*s, q, k, v, g, beta};
+  return for_each_group(*s, 1, kernels, threads,
+                        [&](int64_t b, int64_t h, int64_t, float* scratch) {
+                          graft::gdn::HeadForward<float> call = in.head(b, h, o);
+                          call.state_out = state + (b * s->heads + h) * s->key_dim * s->value_dim;
+                          call.state_in = call.state_out;
+                          kernels.step(s->head(), call, scratch);
+                        });
 }
 
 int graft_bench_gdn_forward_backward(const Shape* s, const float* q, const float* k, const float* v,
@@ -157,36 +188,32 @@ int graft_bench_gdn_forward_backward(const Shape* s, const float* q, const float
                                      float* dq, float* dk, float* dv, float* dg, float* dbeta,
                                      int threads) {
   const auto& kernels = graft::gdn::kernels().f32;
-  const GdnInputs in{*s, q, k, v, g, beta};
+  const GdnInputs<float> in{*s, q, k, v, g, beta};
   const auto head = s->head();
-  const int64_t border = head.chunks() * s->key_dim * s->value_dim;
+  const int64_t border = head.chunks() * head.state_size();
   const Buffer borders = buffer(s->rows() * border);
   const Buffer err = buffer(s->rows() * s->tokens * s->value_dim);
-  const int done = for_each_head(*s, kernels.scratch_size(head), threads,
-                                 [&](int64_t b, int64_t h, float* scratch) {
-                                   graft::gdn::HeadForward<float> call;
-                                   in.set(call, b, h);
-                                   call.o = rows(o, *s, b, h, s->value_dim);
-                                   call.borders = borders.get() + (b * s->heads + h) * border;
-                                   call.err = rows(err.get(), *s, b, h, s->value_dim);
-                                   kernels.forward(head, call, scratch);
-                                 });
+  const int done = gdn_forward<float>(in, kernels, o, borders.get(), err.get(), threads);
   if (done != 0) return done;
-  return for_each_head(*s, kernels.scratch_size(head), threads,
-                       [&](int64_t b, int64_t h, float* scratch) {
-                         graft::gdn::HeadBackward<float> call;
-                         in.set(call, b, h);
-                         call.zero_state_in = true;
-                         call.borders = borders.get() + (b * s->heads + h) * border;
-                         call.err = rows<const float>(err.get(), *s, b, h, s->value_dim);
-                         call.d_o = rows(d_o, *s, b, h, s->value_dim);
-                         call.dq = rows(dq, *s, b, h, s->key_dim);
-                         call.dk = rows(dk, *s, b, h, s->key_dim);
-                         call.dv = rows(dv, *s, b, h, s->value_dim);
-                         call.dg = rows(dg, *s, b, h, 1);
-                         call.dbeta = rows(dbeta, *s, b, h, 1);
-                         kernels.backward(head, call, scratch);
-                       });
+  const int64_t at_once = graft::gdn::heads_at_once(head, s->heads, s->batch, threads);
+  return for_each_group(*s, at_once, kernels, threads,
+                        [&](int64_t b, int64_t first, int64_t n, float* scratch) {
+                          std::vector<graft::gdn::HeadBackward<float>> heads;
+                          for (int64_t h = first; h < first + n; ++h) {
+                            auto& call = heads.emplace_back();
+                            in.set(call, b, h);
+                            call.zero_state_in = true;
+                            call.borders = borders.get() + (b * s->heads + h) * border;
+                            call.err = rows<const float>(err.get(), *s, b, h, s->value_dim);
+                            call.d_o = rows(d_o, *s, b, h, s->value_dim);
+                            call.dq = rows(dq, *s, b, h, s->key_dim);
+                            call.dk = rows(dk, *s, b, h, s->key_dim);
+                            call.dv = rows(dv, *s, b, h, s->value_dim);
+                            call.dg = rows(dg, *s, b, h, 1);
+                            call.dbeta = rows(dbeta, *s, b, h, 1);
+                          }
+                          kernels.backward(head, heads.data(), n, scratch);
+                        });
 }
 
 }  // extern "C"

@@ -73,21 +73,27 @@ HeadShape head_shape(const at::Tensor& q, const at::Tensor& v, int64_t chunk) {
   return {q.size(1), q.size(3), v.size(3), std::max<int64_t>(1, std::min(chunk, q.size(1)))};
 }
 
-// Runs `head(b, h, scratch)` for every head of every sequence, on LibTorch's threads where that is
-// worth their waking.
-template <class T, class Head>
-void for_each_head(const at::Tensor& q, const HeadShape& shape, const HeadKernels<T>& kernels,
-                   const Head& head) {
+// Runs `group(b, h, n, scratch)` for heads [h, h + n) of every sequence, on LibTorch's threads
+// where that is worth their waking.
+template <class T, class Group>
+void for_each_group(const at::Tensor& q, const HeadShape& shape, int64_t at_once,
+                    const HeadKernels<T>& kernels, const Group& group) {
   constexpr int64_t kWorthAThread = 100'000;  // multiply-adds, some 10 microseconds
-  const int64_t work = 3 * shape.tokens * shape.key_dim * shape.value_dim;
+  const int64_t work = 3 * shape.tokens * shape.key_dim * shape.value_dim * at_once;
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / std::max<int64_t>(1, work));
-  const int64_t batch = q.size(0), heads = q.size(2);
-  at::parallel_for(0, batch * heads, grain, [&](int64_t begin, int64_t end) {
+  const int64_t heads = q.size(2), groups = (heads + at_once - 1) / at_once;
+  at::parallel_for(0, q.size(0) * groups, grain, [&](int64_t begin, int64_t end) {
     const at::Tensor scratch =
-        at::empty({kernels.scratch_size(shape)}, at::CppTypeToScalarType<T>::value);
-    for (int64_t i = begin; i < end; ++i)
-      head(i / heads, i % heads, scratch.template data_ptr<T>());
+        at::empty({kernels.scratch_size(shape, at_once)}, at::CppTypeToScalarType<T>::value);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % groups * at_once;
+      group(i / groups, first, std::min(at_once, heads - first), scratch.template data_ptr<T>());
+    }
   });
+}
+
+int64_t heads_at_once(const at::Tensor& q, const HeadShape& shape) {
+  return heads_at_once(shape, q.size(2), q.size(0), at::get_num_threads());
 }
 
 struct Operands {
@@ -125,14 +131,19 @@ struct ForwardResult {
 template <class T>
 void run_forward(const Operands& in, const HeadShape& shape, const HeadKernels<T>& kernels,
                  const ForwardResult& out) {
-  for_each_head<T>(in.q, shape, kernels, [&](int64_t b, int64_t h, T* scratch) {
-    HeadForward<T> io = in.head<T>(b, h);
-    io.o = head_rows<T>(out.o, b, h);
-    io.state_out = head_block<T>(out.state, b, h);
-    io.borders = head_block<T>(out.borders, b, h);
-    io.err = head_rows<T>(out.err, b, h);
-    kernels.forward(shape, io, scratch);
-  });
+  const int64_t at_once = heads_at_once(in.q, shape);
+  for_each_group<T>(in.q, shape, at_once, kernels,
+                    [&](int64_t b, int64_t first, int64_t n, T* scratch) {
+                      std::vector<HeadForward<T>> heads;
+                      for (int64_t h = first; h < first + n; ++h) {
+                        HeadForward<T>& io = heads.emplace_back(in.head<T>(b, h));
+                        io.o = head_rows<T>(out.o, b, h);
+                        io.state_out = head_block<T>(out.state, b, h);
+                        io.borders = head_block<T>(out.borders, b, h);
+                        io.err = head_rows<T>(out.err, b, h);
+                      }
+                      kernels.forward(shape, heads.data(), n, scratch);
+                    });
 }
 
 ForwardResult forward(const Operands& in, int64_t chunk, bool keep, const Kernels& kernels) {
@@ -162,7 +173,7 @@ template <class T>
 void run_backward(const Operands& in, const ForwardResult& kept, const at::Tensor& d_o,
                   const at::Tensor& d_state, const HeadShape& shape, const HeadKernels<T>& kernels,
                   const Gradients& out) {
-  for_each_head<T>(in.q, shape, kernels, [&](int64_t b, int64_t h, T* scratch) {
+  const auto head = [&](int64_t b, int64_t h) {
     const HeadForward<T> forward = in.head<T>(b, h);
     HeadBackward<T> io;
     io.q = forward.q;
@@ -181,8 +192,15 @@ void run_backward(const Operands& in, const ForwardResult& kept, const at::Tenso
     io.dg = head_rows<T>(out.g, b, h);
     io.dbeta = head_rows<T>(out.beta, b, h);
     io.d_state_in = head_block<T>(out.state, b, h);
-    kernels.backward(shape, io, scratch);
-  });
+    return io;
+  };
+  const int64_t at_once = heads_at_once(in.q, shape);
+  for_each_group<T>(in.q, shape, at_once, kernels,
+                    [&](int64_t b, int64_t first, int64_t n, T* scratch) {
+                      std::vector<HeadBackward<T>> heads;
+                      for (int64_t h = first; h < first + n; ++h) heads.push_back(head(b, h));
+                      kernels.backward(shape, heads.data(), n, scratch);
+                    });
 }
 
 Gradients backward(const Operands& in, const ForwardResult& kept, at::Tensor d_o,
@@ -281,7 +299,7 @@ DeltaRuleResult gated_delta_rule_step(const at::Tensor& q, const at::Tensor& k, 
                        : at::empty({in.q.size(0), in.q.size(2), shape.key_dim, shape.value_dim},
                                    in.q.options());
   const auto run = [&]<class T>(const HeadKernels<T>& set) {
-    for_each_head<T>(in.q, shape, set, [&](int64_t b, int64_t h, T* scratch) {
+    for_each_group<T>(in.q, shape, 1, set, [&](int64_t b, int64_t h, int64_t, T* scratch) {
       HeadForward<T> io = in.head<T>(b, h);
       io.o = head_rows<T>(out.o, b, h);
       io.state_out = head_block<T>(out.state, b, h);

@@ -11,13 +11,13 @@ using namespace kernels::GRAFT_ISA;
 
 // ------------------------------------------------------------------ one chunk
 
-// The tokens [first, first + n) and what their gates come to. Tokens n .. padded_rows(n) are there too, as tokens that do
-// nothing: keys, queries, values and beta are 0.
+// The tokens [first, first + n) and what their gates come to. Tokens n .. padded_rows(n) are there
+// too, as tokens that do nothing: keys, queries, values and beta are 0.
 template <class T>
 struct Chunk {
   int64_t first, n;
-  T* from_start;     // p_i
-  T* to_end;         // D_{n-1,j}
+  T* from_start;  // p_i
+  T* to_end;      // D_{n-1,j}
   T* beta;
   Matrix<T> decay;  // D, zero above the diagonal as far as panels reach
   T total() const { return from_start[n - 1]; }
@@ -76,7 +76,8 @@ void load_rows(Rows<const E> in, const Chunk<T>& chunk, int64_t columns, T facto
 
 // Rows as panels read them: where they lie, if whole panels do, else copied to `scratch`.
 template <class T, class E>
-Matrix<const T> panels_of(Rows<const E> in, const Chunk<T>& chunk, int64_t columns, Matrix<T> scratch) {
+Matrix<const T> panels_of(Rows<const E> in, const Chunk<T>& chunk, int64_t columns,
+                          Matrix<T> scratch) {
   if constexpr (kSame<T, E>) {
     if (in.data != nullptr && columns % kLanes<T> == 0 && chunk.n % kPanelRows == 0)
       return {in.data + chunk.first * in.stride, in.stride};
@@ -94,19 +95,47 @@ Matrix<T> panels_for(Rows<E> out, const Chunk<T>& chunk, int64_t columns, Matrix
   return scratch;
 }
 template <class T, class E>
-void finish_panels(Matrix<T> written, Matrix<T> scratch, const Chunk<T>& chunk, int64_t columns, Rows<E> out) {
+void finish_panels(Matrix<T> written, Matrix<T> scratch, const Chunk<T>& chunk, int64_t columns,
+                   Rows<E> out) {
   if (written.data == scratch.data) store(scratch, chunk.first, chunk.n, columns, T(1), out);
 }
 
+// The states of several heads; the rest of a scratch serves one head after the other. A state lies
+// in columns of panels, each dense: a panel's walk through it then takes no more of the first-level
+// cache than it has to.
+template <class T>
+struct State {
+  T* data;
+  int64_t rows;  // padded
+
+  GRAFT_INLINE Matrix<T> columns(int64_t c) const {
+    return {data + c * rows,
+            2 * kLanes<T>};  // c is a multiple of two vectors, but for the last column of panels
+  }
+  int64_t size(int64_t value_dim) const { return rows * panel_columns<T>(value_dim); }
+};
+
+template <class T>
+struct States {
+  T* all;
+  int64_t rows, size;
+
+  States(const HeadShape& s, int64_t heads, Carver<T>& carve)
+      : rows(padded_rows<T>(s.key_dim)), size(rows * panel_columns<T>(s.value_dim)) {
+    all = carve.row(heads * size);
+  }
+  State<T> of(int64_t head) const { return {all + head * size, rows}; }
+};
+
 template <class T>
 struct Scratch {
-  Matrix<T> state, q, k, k_t, v, err, u, u_end, o, write, read, decay;
+  State<T> state;  // of the head at hand; not carved here
+  Matrix<T> q, k, k_t, v, err, u, u_end, o, write, read, decay, u_panel, u_end_panel;
   T *from_start, *to_end, *beta, *e;
 
   Scratch(const HeadShape& s, Carver<T>& carve) {
     const int64_t c = padded_rows<T>(s.chunk), dk = padded_rows<T>(s.key_dim);
     const int64_t dv = padded_rows<T>(s.value_dim);
-    state = carve.matrix(dk, dv);
     q = carve.matrix(c, dk);
     k = carve.matrix(c, dk);
     k_t = carve.matrix(dk, c);
@@ -115,6 +144,8 @@ struct Scratch {
     u = carve.matrix(c, dv);
     u_end = carve.matrix(c, dv);
     o = carve.matrix(c, dv);
+    u_panel = carve.matrix(c, 2 * kLanes<T>);
+    u_end_panel = carve.matrix(c, 2 * kLanes<T>);
     write = carve.matrix(c, c);
     read = carve.matrix(c, c);
     decay = carve.matrix(c, c);
@@ -132,50 +163,60 @@ struct Scratch {
 };
 
 template <class T, unsigned V>
-GRAFT_INLINE void decayed_scores(const HeadShape& shape, const Chunk<T>& chunk, Matrix<T> left, Matrix<T> k_t, int64_t i,
-                                 int64_t c, Matrix<T> out) {
+GRAFT_INLINE void decayed_scores(const HeadShape& shape, const Chunk<T>& chunk, Matrix<T> left,
+                                 Matrix<T> k_t, int64_t i, int64_t c, Matrix<T> out) {
   Panel<T, V> x;
   multiply(x, shape.key_dim, of(left, i), of(k_t, 0, c));
   x.multiply_by(of(chunk.decay, i, c));
   x.store(from(out, i, c));
 }
 
-// write_ij = D_ij k_i.k_j below the diagonal, read_ij = D_ij q_i.k_j (q comes scaled) on and below it.
+// write_ij = D_ij k_i.k_j below the diagonal, read_ij = D_ij q_i.k_j (q comes scaled) on and below
+// it.
 template <class T>
 void chunk_scores(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s) {
   transpose_padded(chunk.rows(), shape.key_dim, s.k, s.k_t);
-  for_rows(chunk.rows(), [&](int64_t i) __attribute__((always_inline)) {
-    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-      decayed_scores<T, V>(shape, chunk, s.k, s.k_t, i, c, s.write);
-      decayed_scores<T, V>(shape, chunk, s.q, s.k_t, i, c, s.read);
-    });
-    for (int64_t r = i; r < i + kPanelRows; ++r) s.write.row(r)[r] = 0;
+  for_rows(
+      chunk.rows(), [&](int64_t i) __attribute__((always_inline)) {
+        for_columns<T>(
+            i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+              decayed_scores<T, V>(shape, chunk, s.k, s.k_t, i, c, s.write);
+              decayed_scores<T, V>(shape, chunk, s.q, s.k_t, i, c, s.read);
+            });
+        for (int64_t r = i; r < i + kPanelRows; ++r) s.write.row(r)[r] = 0;
+      });
+}
+
+template <class T>
+void load_state(const HeadShape& shape, const T* state, State<T> out) {
+  for (int64_t i = 0; i < out.size(shape.value_dim); ++i) out.data[i] = 0;
+  if (state == nullptr) return;
+  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
+    load<T, T>({state + c, shape.state_row()}, 0, shape.key_dim, width, T(1), out.columns(c));
   });
 }
 
 template <class T>
-void load_state(const HeadShape& shape, const T* state, Matrix<T> out) {
-  fill_zero(padded_rows<T>(shape.key_dim), out);
-  if (state != nullptr)
-    load<T, T>({state, shape.state_row()}, 0, shape.key_dim, shape.value_dim, T(1), out);
-}
-
-template <class T>
-void store_state(const HeadShape& shape, Matrix<T> in, T* state) {
-  store<T, T>(in, 0, shape.key_dim, shape.value_dim, T(1), {state, shape.state_row()});
+void store_state(const HeadShape& shape, State<T> in, T* state) {
+  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
+    store<T, T>(in.columns(c), 0, shape.key_dim, width, T(1), {state + c, shape.state_row()});
+  });
 }
 
 // ------------------------------------------------------------------ forward
 
-// What the first pass over a chunk asks for ahead of its use, a few rows at each panel: the next chunk's queries, keys and
-// values, and the outputs about to be written. Rows of one head lie a whole token apart, which the hardware does not foresee.
+// What the first pass over a chunk asks for ahead of its use, a few rows at each panel: the next
+// chunk's queries, keys and values, and the outputs about to be written. Rows of one head lie a
+// whole token apart, which the hardware does not foresee.
 template <class T, class E>
 struct Ahead {
   const HeadShape& shape;
   const HeadForward<T, E>& io;
   int64_t first;  // of the chunk
 
-  GRAFT_INLINE void values(int64_t i) const { rows(io.v, first + shape.chunk + i, shape.value_dim); }
+  GRAFT_INLINE void values(int64_t i) const {
+    rows(io.v, first + shape.chunk + i, shape.value_dim);
+  }
   GRAFT_INLINE void keys(int64_t i) const { rows(io.k, first + shape.chunk + i, shape.key_dim); }
   GRAFT_INLINE void queries(int64_t i) const { rows(io.q, first + shape.chunk + i, shape.key_dim); }
   GRAFT_INLINE void outputs(int64_t i) const { rows(io.o, first + i, shape.value_dim); }
@@ -185,7 +226,8 @@ struct Ahead {
   GRAFT_INLINE void rows(Rows<Element> rows, int64_t begin, int64_t columns) const {
     constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(E));
     for (int64_t i = begin; i < begin + kPanelRows && i < shape.tokens; ++i) {
-      for (int64_t c = 0; c < columns; c += kLine) __builtin_prefetch(rows.data + i * rows.stride + c);
+      for (int64_t c = 0; c < columns; c += kLine)
+        __builtin_prefetch(rows.data + i * rows.stride + c);
     }
   }
 };
@@ -203,24 +245,24 @@ struct ValueColumns {
   bool zero_state;
   int64_t c;
 
-  // err_i = v_i - p_i S^T k_i - sum_{j<i} write_ij u_j, u_i = beta_i err_i: the rows before the panel as a product, those
-  // inside it by substitution.
+  // err_i = v_i - p_i S^T k_i - sum_{j<i} write_ij u_j, u_i = beta_i err_i: the rows before the
+  // panel as a product, those inside it by substitution.
   GRAFT_INLINE void solve(int64_t i) const {
     Panel<T, V> x;
     if (zero_state) {
       x.load(at(v, i));
     } else {
-      multiply(x, shape.key_dim, of(s.k, i), of(s.state, 0, c));
+      multiply(x, shape.key_dim, of(s.k, i), of(s.state.columns(c)));
       x.subtract_from(at(v, i), chunk.from_start + i);
     }
-    multiply<Left::kRows, Sign::kMinus>(x, i, of(s.write, i), of(s.u, 0, c));
+    multiply<Left::kRows, Sign::kMinus>(x, i, of(s.write, i), of(s.u_panel));
 #pragma GCC unroll 8
     for (unsigned j = 0; j < kPanelRows; ++j) {
       Vector<T> u[V];
       for (unsigned v_ = 0; v_ < V; ++v_) {
         u[v_] = chunk.beta[i + j] * x.at[j][v_];
-        vec(s.u.row(i + j) + c + v_ * kLanes<T>) = u[v_];
-        vec(s.u_end.row(i + j) + c + v_ * kLanes<T>) = chunk.to_end[i + j] * u[v_];
+        vec(s.u_panel.row(i + j) + v_ * kLanes<T>) = u[v_];
+        vec(s.u_end_panel.row(i + j) + v_ * kLanes<T>) = chunk.to_end[i + j] * u[v_];
       }
 #pragma GCC unroll 8
       for (unsigned r = j + 1; r < kPanelRows; ++r) {
@@ -235,10 +277,10 @@ struct ValueColumns {
   GRAFT_INLINE void output(int64_t i) const {
     Panel<T, V> x;
     if (!zero_state) {
-      multiply(x, shape.key_dim, of(s.q, i), of(s.state, 0, c));
+      multiply(x, shape.key_dim, of(s.q, i), of(s.state.columns(c)));
       x.scale(chunk.from_start + i);
     }
-    multiply(x, i + kPanelRows, of(s.read, i), of(s.u, 0, c));
+    multiply(x, i + kPanelRows, of(s.read, i), of(s.u_panel));
     x.store(from(o, i, c));
   }
 
@@ -246,31 +288,34 @@ struct ValueColumns {
   GRAFT_INLINE void advance(int64_t r) const {
     Panel<T, V> x;
     if (!zero_state) {
-      x.load(of(s.state, r, c));
+      x.load(of(s.state.columns(c), r));
       for (auto& row : x.at) {
         for (auto& value : row) value *= chunk.total();
       }
     }
-    multiply(x, chunk.n, of(s.k_t, r), of(s.u_end, 0, c));
-    x.store(from(s.state, r, c));
+    multiply(x, chunk.n, of(s.k_t, r), of(s.u_end_panel));
+    x.store(from(s.state.columns(c), r));
   }
 
   GRAFT_INLINE void run() const {
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
-      if (c == 0) {
-        ahead.values(i);
-        ahead.outputs(i);
-      }
-      solve(i);
-    });
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
-      if (c == 0) ahead.keys(i);
-      output(i);
-    });
-    for_rows(shape.key_dim, [&](int64_t r) __attribute__((always_inline)) {
-      if (c == 0 && r < shape.chunk) ahead.queries(r);
-      advance(r);
-    });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+          if (c == 0) {
+            ahead.values(i);
+            ahead.outputs(i);
+          }
+          solve(i);
+        });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+          if (c == 0) ahead.keys(i);
+          output(i);
+        });
+    for_rows(
+        shape.key_dim, [&](int64_t r) __attribute__((always_inline)) {
+          if (c == 0 && r < shape.chunk) ahead.queries(r);
+          advance(r);
+        });
   }
 
  private:
@@ -280,8 +325,8 @@ struct ValueColumns {
 };
 
 template <class T, class E>
-void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t index, bool zero_state,
-                   const Scratch<T>& s) {
+void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t index,
+                   bool zero_state, const Scratch<T>& s) {
   const Chunk<T> chunk = s.chunk(shape, index);
   const int64_t dv = shape.value_dim;
   load_gates(io.g, io.beta, chunk, s.e);
@@ -293,34 +338,46 @@ void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t 
   const Matrix<T> err =
       io.err.data != nullptr ? panels_for(io.err, chunk, dv, s.err) : Matrix<T>{nullptr, 0};
   for_columns<T>(dv, [&]<unsigned V>(int64_t c) {
-    ValueColumns<T, E, V>{shape, chunk, s, v, o, err, {shape, io, chunk.first}, zero_state, c}.run();
+    ValueColumns<T, E, V>{shape, chunk, s, v, o, err, {shape, io, chunk.first}, zero_state, c}
+        .run();
   });
   finish_panels(o, s.o, chunk, dv, io.o);
   if (err.data != nullptr) finish_panels(err, s.err, chunk, dv, io.err);
 }
 
+// Chunk by chunk, all heads of a chunk one after the other: what they read and write lies side by
+// side.
 template <class T, class E>
-void forward(const HeadShape& shape, const HeadForward<T, E>& io, T* scratch) {
+void forward(const HeadShape& shape, const HeadForward<T, E>* heads, int64_t count, T* scratch) {
   Carver<T> carve(scratch);
-  const Scratch<T> s(shape, carve);
-  load_state(shape, io.state_in, s.state);
+  Scratch<T> s(shape, carve);
+  const States<T> states(shape, count, carve);
+  for (int64_t h = 0; h < count; ++h) load_state(shape, heads[h].state_in, states.of(h));
   for (int64_t index = 0; index < shape.chunks(); ++index) {
-    if (io.borders != nullptr) store_state(shape, s.state, io.borders + index * shape.state_size());
-    forward_chunk(shape, io, index, index == 0 && io.state_in == nullptr, s);
+    for (int64_t h = 0; h < count; ++h) {
+      const HeadForward<T, E>& io = heads[h];
+      s.state = states.of(h);
+      if (io.borders != nullptr)
+        store_state(shape, s.state, io.borders + index * shape.state_size());
+      forward_chunk(shape, io, index, index == 0 && io.state_in == nullptr, s);
+    }
   }
-  if (io.state_out != nullptr) store_state(shape, s.state, io.state_out);
+  for (int64_t h = 0; h < count; ++h) {
+    if (heads[h].state_out != nullptr) store_state(shape, states.of(h), heads[h].state_out);
+  }
 }
 
 // ------------------------------------------------------------------ backward
 
 template <class T>
 struct BackwardScratch {
-  Matrix<T> d_state, state_t, d_state_t, z, u_t, d_read, d_write, dq, dk, decayed_d_o, decayed_z;
+  State<T> d_state;  // of the head at hand; not carved here
+  Matrix<T> state_t, d_state_t, z, u_t, d_read, d_write, dq, dk, decayed_d_o, decayed_z;
   T *from_state, *to_state, *range, *dbeta;
 
   BackwardScratch(const HeadShape& s, Carver<T>& carve) {
-    const int64_t c = padded_rows<T>(s.chunk), k = padded_rows<T>(s.key_dim), v = padded_rows<T>(s.value_dim);
-    d_state = carve.matrix(k, v);
+    const int64_t c = padded_rows<T>(s.chunk), k = padded_rows<T>(s.key_dim),
+                  v = padded_rows<T>(s.value_dim);
     state_t = carve.matrix(v, k);
     d_state_t = carve.matrix(v, k);
     z = carve.matrix(c, v);
@@ -386,18 +443,20 @@ struct ValueGradients {
   ChunkEnds ends;
   int64_t c;
 
-  // The gradient y of u_j, y_j = to_end_j dS^T k_j + sum_{i>=j} read_ij d_o_i - sum_{i>j} write_ij z_i, and z = beta y,
-  // which is also that of v: the rows behind the panel as products, those inside it by substitution.
+  // The gradient y of u_j, y_j = to_end_j dS^T k_j + sum_{i>=j} read_ij d_o_i - sum_{i>j} write_ij
+  // z_i, and z = beta y, which is also that of v: the rows behind the panel as products, those
+  // inside it by substitution.
   GRAFT_INLINE void solve(int64_t i) const {
     Panel<T, V> y;
     if (!ends.zero_d_end) {
-      multiply(y, shape.key_dim, of(s.k, i), of(b.d_state, 0, c));
+      multiply(y, shape.key_dim, of(s.k, i), of(b.d_state.columns(c)));
       y.scale(chunk.to_end + i);
       y.add_dots(of(s.u, i, c), b.to_state + i);
     }
     const int64_t behind = i + kPanelRows;
     multiply<Left::kColumns>(y, chunk.n - i, of(s.read, i, i), {d_o.data + i * d_o.ld + c, d_o.ld});
-    multiply<Left::kColumns, Sign::kMinus>(y, chunk.n - behind, of(s.write, behind, i), of(z, behind, c));
+    multiply<Left::kColumns, Sign::kMinus>(y, chunk.n - behind, of(s.write, behind, i),
+                                           of(z, behind, c));
 #pragma GCC unroll 8
     for (unsigned back = 1; back <= kPanelRows; ++back) {
       const unsigned j = kPanelRows - back;
@@ -419,55 +478,60 @@ struct ValueGradients {
     y.add_dots(of(s.err, i, c), b.dbeta + i);
   }
 
-  // dS at the chunk's start: p_n dS + sum_i p_i (q_i d_o_i^T - k_i z_i^T), kPanelRows keys from r on.
+  // dS at the chunk's start: p_n dS + sum_i p_i (q_i d_o_i^T - k_i z_i^T), kPanelRows keys from r
+  // on.
   GRAFT_INLINE void retreat(int64_t r) const {
     Panel<T, V> x;
     if (!ends.zero_d_end) {
-      x.load(of(b.d_state, r, c));
+      x.load(of(b.d_state.columns(c), r));
       for (auto& row : x.at) {
         for (auto& value : row) value *= chunk.total();
       }
     }
     multiply<Left::kColumns>(x, chunk.n, of(s.q, 0, r), of(b.decayed_d_o));
     multiply<Left::kColumns, Sign::kMinus>(x, chunk.n, of(s.k, 0, r), of(b.decayed_z));
-    x.store(from(b.d_state, r, c));
+    x.store(from(b.d_state.columns(c), r));
   }
 
   GRAFT_INLINE void run() const {
     for (int64_t i = (chunk.n - 1) / kPanelRows * kPanelRows; i >= 0; i -= kPanelRows) solve(i);
     if (ends.zero_start) return;
-    for_rows(shape.key_dim, [&](int64_t r) __attribute__((always_inline)) { retreat(r); });
+    for_rows(
+        shape.key_dim, [&](int64_t r) __attribute__((always_inline)) { retreat(r); });
   }
 };
 
-// The gradients of q.k and k.k from those of the decayed scores, d_read = d_o u^T and d_write = -z u^T; and in s.read the
-// X_ij of DecayGradient.
+// The gradients of q.k and k.k from those of the decayed scores, d_read = d_o u^T and d_write = -z
+// u^T; and in s.read the X_ij of DecayGradient.
 template <class T>
-void score_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b,
-                     Matrix<const T> d_o, Matrix<T> z) {
+void score_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
+                     const BackwardScratch<T>& b, Matrix<const T> d_o, Matrix<T> z) {
   transpose_padded(chunk.rows(), shape.value_dim, s.u, b.u_t);
-  for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
-    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-      Panel<T, V> x, inside;
-      multiply(x, shape.value_dim, {d_o.data + i * d_o.ld, d_o.ld}, of(b.u_t, 0, c));
-      inside.load(of(s.read, i, c));
-      inside.multiply_by(x);
-      x.multiply_by(of(chunk.decay, i, c));
-      x.store(from(b.d_read, i, c));
-      inside.store(from(s.read, i, c));
-    });
-    for_columns<T>(i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-      Panel<T, V> x, inside;
-      multiply<Left::kRows, Sign::kMinus>(x, shape.value_dim, of(z, i), of(b.u_t, 0, c));
-      inside.load(of(s.write, i, c));
-      inside.multiply_by(x);
-      inside.add(of(s.read, i, c));
-      inside.store(from(s.read, i, c));
-      x.multiply_by(of(chunk.decay, i, c));
-      x.store(from(b.d_write, i, c));
-    });
-    for (int64_t r = i; r < i + kPanelRows; ++r) b.d_write.row(r)[r] = 0;
-  });
+  for_rows(
+      chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+        for_columns<T>(
+            i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+              Panel<T, V> x, inside;
+              multiply(x, shape.value_dim, {d_o.data + i * d_o.ld, d_o.ld}, of(b.u_t, 0, c));
+              inside.load(of(s.read, i, c));
+              inside.multiply_by(x);
+              x.multiply_by(of(chunk.decay, i, c));
+              x.store(from(b.d_read, i, c));
+              inside.store(from(s.read, i, c));
+            });
+        for_columns<T>(
+            i + kPanelRows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+              Panel<T, V> x, inside;
+              multiply<Left::kRows, Sign::kMinus>(x, shape.value_dim, of(z, i), of(b.u_t, 0, c));
+              inside.load(of(s.write, i, c));
+              inside.multiply_by(x);
+              inside.add(of(s.read, i, c));
+              inside.store(from(s.read, i, c));
+              x.multiply_by(of(chunk.decay, i, c));
+              x.store(from(b.d_write, i, c));
+            });
+        for (int64_t r = i; r < i + kPanelRows; ++r) b.d_write.row(r)[r] = 0;
+      });
 }
 
 // The key columns from c on of dq and dk.
@@ -498,7 +562,8 @@ struct KeyGradients {
     x.store(from(dq, i, c));
   }
 
-  // dk_i = -p_i S z_i + D_ni dS u_i + sum_{j<i} d_write_ij k_j + sum_{j>i} d_write_ji k_j + sum_{j>=i} d_read_ji q_j
+  // dk_i = -p_i S z_i + D_ni dS u_i + sum_{j<i} d_write_ij k_j + sum_{j>i} d_write_ji k_j +
+  // sum_{j>=i} d_read_ji q_j
   GRAFT_INLINE void keys(int64_t i) const {
     Panel<T, V> x;
     if (!ends.zero_start) {
@@ -514,15 +579,17 @@ struct KeyGradients {
   }
 
   GRAFT_INLINE void run() const {
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) { queries(i); });
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) { keys(i); });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) { queries(i); });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) { keys(i); });
   }
 };
 
 // Everything of a chunk that the forward pass had, but for what its backward pass has no use for.
 template <class T, class E>
-void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
-                  const Chunk<T>& chunk, const Scratch<T>& s) {
+void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index,
+                  ChunkEnds ends, const Chunk<T>& chunk, const Scratch<T>& s) {
   load_gates(io.g, io.beta, chunk, s.e);
   load_rows(io.q, chunk, shape.key_dim, io.scale, s.q);
   load_rows(io.k, chunk, shape.key_dim, T(1), s.k);
@@ -537,9 +604,16 @@ void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t 
   chunk_scores(shape, chunk, s);
 }
 
+template <class T>
+void transpose_state(const HeadShape& shape, State<T> in, Matrix<T> out) {
+  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
+    transpose_padded(shape.key_dim, width, in.columns(c), from(out, c));
+  });
+}
+
 template <class T, class E>
-void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
-                    const Scratch<T>& s, const BackwardScratch<T>& b) {
+void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index,
+                    ChunkEnds ends, const Scratch<T>& s, const BackwardScratch<T>& b) {
   const Chunk<T> chunk = s.chunk(shape, index);
   const int64_t dk = shape.key_dim, dv = shape.value_dim;
   reload_chunk(shape, io, index, ends, chunk, s);
@@ -549,47 +623,58 @@ void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_
   fill_zero<T>(1, {b.to_state, chunk.rows()});
   fill_zero<T>(1, {b.dbeta, chunk.rows()});
   DecayGradient<T> x{b.from_state, b.to_state, 0, s.read};
-  if (!ends.zero_start) transpose_padded(dk, dv, s.state, b.state_t);
-  if (!ends.zero_d_end) transpose_padded(dk, dv, b.d_state, b.d_state_t);
+  if (!ends.zero_start) transpose_state(shape, s.state, b.state_t);
+  if (!ends.zero_d_end) transpose_state(shape, b.d_state, b.d_state_t);
   if (!ends.zero_start && !ends.zero_d_end)
-    x.across = chunk.total() * dot(padded_rows<T>(dk) * s.state.ld, s.state.data, b.d_state.data);
+    x.across = chunk.total() * dot(s.state.size(dv), s.state.data, b.d_state.data);
 
   for_columns<T>(dv, [&]<unsigned V>(int64_t c) {
     ValueGradients<T, V>{shape, chunk, s, b, d_o, z, ends, c}.run();
   });
   score_gradients(shape, chunk, s, b, d_o, z);
-  const Matrix<T> dq = panels_for(io.dq, chunk, dk, b.dq), dk_rows = panels_for(io.dk, chunk, dk, b.dk);
+  const Matrix<T> dq = panels_for(io.dq, chunk, dk, b.dq),
+                  dk_rows = panels_for(io.dk, chunk, dk, b.dk);
   for_columns<T>(dk, [&]<unsigned V>(int64_t c) {
     KeyGradients<T, V>{shape, chunk, s, b, d_o, z, dq, dk_rows, ends, io.scale, c}.run();
   });
   decay_gradient(chunk, x, b.range, io.dg);
-  store<T, T>({b.dbeta, 1}, 0, chunk.n, 1, T(1), {io.dbeta.data + chunk.first * io.dbeta.stride, io.dbeta.stride});
+  store<T, T>({b.dbeta, 1}, 0, chunk.n, 1, T(1),
+              {io.dbeta.data + chunk.first * io.dbeta.stride, io.dbeta.stride});
   finish_panels(z, b.z, chunk, dv, io.dv);
   finish_panels(dq, b.dq, chunk, dk, io.dq);
   finish_panels(dk_rows, b.dk, chunk, dk, io.dk);
 }
 
 template <class T>
-int64_t scratch_size(const HeadShape& shape) {
+int64_t scratch_size(const HeadShape& shape, int64_t heads) {
   Carver<T> carve(nullptr);
   Scratch<T> forward(shape, carve);
   BackwardScratch<T> backward(shape, carve);
+  States<T> states(shape, heads + 1, carve);
   return carve.used();
 }
 
 template <class T, class E>
-void backward(const HeadShape& shape, const HeadBackward<T, E>& io, T* scratch) {
+void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t count, T* scratch) {
   Carver<T> carve(scratch);
-  const Scratch<T> s(shape, carve);
-  const BackwardScratch<T> b(shape, carve);
-  load_state(shape, io.d_state_out, b.d_state);
+  Scratch<T> s(shape, carve);
+  BackwardScratch<T> b(shape, carve);
+  const States<T> d_states(shape, count, carve), state(shape, 1, carve);
+  s.state = state.of(0);
+  for (int64_t h = 0; h < count; ++h) load_state(shape, heads[h].d_state_out, d_states.of(h));
   const int64_t last = shape.chunks() - 1;
   for (int64_t index = last; index >= 0; --index) {
-    const ChunkEnds ends{index == 0 && io.zero_state_in && io.d_state_in == nullptr,
-                         index == last && io.d_state_out == nullptr};
-    backward_chunk(shape, io, index, ends, s, b);
+    for (int64_t h = 0; h < count; ++h) {
+      const HeadBackward<T, E>& io = heads[h];
+      const ChunkEnds ends{index == 0 && io.zero_state_in && io.d_state_in == nullptr,
+                           index == last && io.d_state_out == nullptr};
+      b.d_state = d_states.of(h);
+      backward_chunk(shape, io, index, ends, s, b);
+    }
   }
-  if (io.d_state_in != nullptr) store_state(shape, b.d_state, io.d_state_in);
+  for (int64_t h = 0; h < count; ++h) {
+    if (heads[h].d_state_in != nullptr) store_state(shape, d_states.of(h), heads[h].d_state_in);
+  }
 }
 
 // ------------------------------------------------------------------ step
@@ -601,12 +686,14 @@ struct Token {
   T e, beta, q_k;  // q_k: q . k
 };
 
-// The value columns [c, c + V vectors): S^T k and S^T q in one pass over the state, then S = e S + k u^T with
-// u = beta (v - e S^T k), and o = e S^T q + (q . k) u.
+// The value columns [c, c + V vectors): S^T k and S^T q in one pass over the state, then S = e S +
+// k u^T with u = beta (v - e S^T k), and o = e S^T q + (q . k) u.
 template <class T, unsigned V>
-GRAFT_INLINE void step_columns(const HeadShape& shape, const Token<T>& t, const T* v, const T* in, T* out, T* o) {
+GRAFT_INLINE void step_columns(const HeadShape& shape, const Token<T>& t, const T* v, const T* in,
+                               T* out, T* o) {
   const int64_t ld = shape.state_row();
-  Vector<T> seen[2][V] = {}, read[2][V] = {};  // even and odd keys: enough sums that none waits for another
+  Vector<T> seen[2][V] = {},
+            read[2][V] = {};  // even and odd keys: enough sums that none waits for another
   int64_t r = 0;
   for (; r + 2 <= shape.key_dim; r += 2) {
     for (unsigned odd = 0; odd < 2; ++odd) {
@@ -651,7 +738,8 @@ template <class T>
 void step_token(const HeadShape& shape, const Token<T>& t, const T* v, const T* in, T* out, T* o) {
   constexpr int64_t kWide = 4 * kLanes<T>;
   int64_t c = 0;
-  for (; c + kWide <= shape.value_dim; c += kWide) step_columns<T, 4>(shape, t, v + c, in + c, out + c, o + c);
+  for (; c + kWide <= shape.value_dim; c += kWide)
+    step_columns<T, 4>(shape, t, v + c, in + c, out + c, o + c);
   for (; c + kLanes<T> <= shape.value_dim; c += kLanes<T>)
     step_columns<T, 1>(shape, t, v + c, in + c, out + c, o + c);
   for (; c < shape.value_dim; ++c) step_column(shape, t, v[c], in + c, out + c, o + c);
@@ -668,7 +756,8 @@ void copy_state(const HeadShape& shape, const T* in, T* out, int64_t out_row) {
 template <class T, class E>
 void step(const HeadShape& given, const HeadForward<T, E>& io, T* scratch) {
   Carver<T> carve(scratch);
-  const Scratch<T> s(given, carve);
+  Scratch<T> s(given, carve);
+  s.state = States<T>(given, 1, carve).of(0);
   HeadShape shape = given;
   const T* in = io.state_in;
   T* out = io.state_out;

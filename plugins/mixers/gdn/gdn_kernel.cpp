@@ -1,5 +1,7 @@
 #include "gdn_kernel.h"
 
+#include <algorithm>
+
 #include "isa.h"
 
 namespace graft::gdn {
@@ -11,6 +13,14 @@ const Kernels* find_kernels(std::string_view isa) { return kernels::table_of(kTa
 const Kernels& kernels() {
   static const Kernels& best = kernels::best_table(kTables);
   return best;
+}
+
+int64_t heads_at_once(const HeadShape& shape, int64_t heads, int64_t sequences, int threads) {
+  constexpr int64_t kStatesInCache = 64 * 1024;  // numbers
+  const int64_t groups_wanted = (threads + sequences - 1) / std::max<int64_t>(sequences, 1);
+  const int64_t shared = (heads + groups_wanted - 1) / std::max<int64_t>(groups_wanted, 1);
+  const int64_t fitting = kStatesInCache / std::max<int64_t>(shape.key_dim * shape.value_dim, 1);
+  return std::clamp<int64_t>(shared, 1, std::max<int64_t>(fitting, 1));
 }
 
 }  // namespace graft::gdn

@@ -30,8 +30,8 @@ struct HeadShape {
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   int64_t chunk = 64;
-  // From one row of a state to the next. More than value_dim where a call computes some of a head's value columns:
-  // those are independent of each other, given queries, keys and gates.
+  // From one row of a state to the next. More than value_dim where a call computes some of a head's
+  // value columns: those are independent of each other, given queries, keys and gates.
   int64_t state_stride = 0;  // 0: value_dim
 
   [[gnu::always_inline]] int64_t chunks() const { return (tokens + chunk - 1) / chunk; }
@@ -50,7 +50,8 @@ struct HeadForward {
   const T* state_in = nullptr;  // nullptr: zero
   Rows<E> o;
   T* state_out = nullptr;  // [key_dim, state_row()] or nullptr; may be state_in
-  // What backward reads, or both nullptr: the state at the start of each chunk, [chunks, key_dim, state_row()], and err.
+  // What backward reads, or both nullptr: the state at the start of each chunk, [chunks, key_dim,
+  // state_row()], and err.
   T* borders = nullptr;
   Rows<T> err;
 };
@@ -73,14 +74,21 @@ struct HeadBackward {
 
 template <class T, class E = T>
 struct HeadKernels {
-  // `scratch` has scratch_size() elements, 64-byte aligned, one per thread.
-  int64_t (*scratch_size)(const HeadShape&);
-  void (*forward)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
-  void (*backward)(const HeadShape&, const HeadBackward<T, E>&, T* scratch);
-  // The recurrence itself, token by token: the state is read and written once a token, in place where state_out is
-  // state_in, and there is no chunk's overhead.
+  // Of one thread that does so many heads at once: elements, to lie at 64 bytes.
+  int64_t (*scratch_size)(const HeadShape&, int64_t heads);
+  // `count` heads of one sequence, chunk by chunk side by side: their rows lie next to each other,
+  // and going through memory once for all of them is what keeps caches and page tables warm.
+  // Results do not depend on the grouping.
+  void (*forward)(const HeadShape&, const HeadForward<T, E>* heads, int64_t count, T* scratch);
+  void (*backward)(const HeadShape&, const HeadBackward<T, E>* heads, int64_t count, T* scratch);
+  // The recurrence itself, token by token, of one head: the state is read and written once a token,
+  // in place where state_out is state_in, and there is no chunk's overhead.
   void (*step)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
 };
+
+// How many heads of a sequence a thread best does at once: as many as leave work for every thread
+// and states in the second-level cache.
+int64_t heads_at_once(const HeadShape& shape, int64_t heads, int64_t sequences, int threads);
 
 struct Kernels {
   const char* isa;  // "baseline", "avx2", "avx512"

@@ -1,6 +1,6 @@
-// Products of small matrices in scratch whose result stays in registers until it is done with: a panel of kPanelRows rows
-// and one or two vectors. Matrices have their rows and columns padded by zeros to whole panels, so that no panel is
-// partial. For one instruction set; see vector-inl.h.
+// Products of small matrices in scratch whose result stays in registers until it is done with: a
+// panel of kPanelRows rows and one or two vectors. Matrices have their rows and columns padded by
+// zeros to whole panels, so that no panel is partial. For one instruction set; see vector-inl.h.
 #pragma once
 
 #include "matrix-inl.h"
@@ -13,10 +13,11 @@ namespace {
 // With two vectors a row: 16 of AVX-512's 32 registers accumulate, 8 of 16 elsewhere.
 inline constexpr int64_t kPanelRows = GRAFT_VECTOR_BYTES == 64 ? 8 : 4;
 
-// Rows that a matrix in scratch has at least: whole panels, and whole vectors where it is transposed.
+// Rows that a matrix in scratch has at least: whole panels, and whole vectors where it is
+// transposed.
 template <class T>
 inline int64_t padded_rows(int64_t n) {
-  constexpr int64_t kUnit = kLanes<T> > kPanelRows ? kLanes<T> : kPanelRows;
+  constexpr int64_t kUnit = kLanes < T >> kPanelRows ? kLanes<T> : kPanelRows;
   return (n + kUnit - 1) / kUnit * kUnit;
 }
 
@@ -113,6 +114,17 @@ GRAFT_INLINE void for_columns(int64_t columns, const Body& body) {
   for (; c + kLanes<T> < columns; c += 2 * kLanes<T>) body.template operator()<2>(c);
   if (c < columns) body.template operator()<1>(c);
 }
+// Columns in whole panels of two vectors.
+template <class T>
+inline int64_t panel_columns(int64_t n) {
+  return (n + 2 * kLanes<T> - 1) / (2 * kLanes<T>)*2 * kLanes<T>;
+}
+// body(c, width) for each panel of two vectors; the last one may be narrower.
+template <class T, class Body>
+void for_column_panels(int64_t columns, const Body& body) {
+  for (int64_t c = 0; c < columns; c += 2 * kLanes<T>)
+    body(c, columns - c < 2 * kLanes<T> ? columns - c : 2 * kLanes<T>);
+}
 template <class Body>
 GRAFT_INLINE void for_rows(int64_t rows, const Body& body) {
   for (int64_t i = 0; i < rows; i += kPanelRows) body(i);
@@ -150,7 +162,8 @@ GRAFT_INLINE void transpose_block(Vector<T> (&x)[kLanes<T>]) {
   }
 }
 
-// out = in^T, in whole blocks of vectors: both matrices have padded rows, and what pads `in` is zero.
+// out = in^T, in whole blocks of vectors: both matrices have padded rows, and what pads `in` is
+// zero.
 template <class T>
 void transpose_padded(int64_t rows, int64_t columns, Matrix<T> in, Matrix<T> out) {
   for (int64_t i = 0; i < rows; i += kLanes<T>) {

@@ -2,8 +2,6 @@
 // files called *_isa.cpp, with these macros from CMake (graft_add_kernels):
 //   GRAFT_ISA           the set and the namespace its code lies in: baseline, avx2, avx512
 //   GRAFT_VECTOR_BYTES  its vector width
-//   GRAFT_TILE_ROWS, GRAFT_TILE_VECTORS   accumulators of the matrix tile: rows x vectors, all in
-//   registers
 // Nothing of the standard library is used in them: an inline function compiled for a wide
 // instruction set could be the copy that the linker keeps for the whole program.
 #pragma once
