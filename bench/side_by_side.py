@@ -13,6 +13,7 @@ from the machine's limit (floating-point peak, or bandwidth for decoding), measu
 import argparse
 import ctypes
 import json
+import math
 import os
 import re
 import statistics
@@ -163,57 +164,72 @@ class Case:
         self.name, self.where, self.flops, self.bytes_moved = name, where, flops, bytes_moved
         self.truth, self.tolerance, self.contenders = truth, tolerance, {}
 
+    with_peers = True
+
+    def ours(self, graft, before, make):
+        self.add("graft", lambda: make(graft))
+        if before is not None:
+            self.add("before", lambda: make(before))
+
     def add(self, name, make):
+        if name not in ("graft", "before") and not self.with_peers:
+            return
         try:
             self.contenders[name] = make()
         except Exception as error:  # a peer that this machine cannot run is said, not hidden
             print(f"  {self.name} {self.where}: no {name}: {str(error).splitlines()[0][:150]}", flush=True)
 
 
-def gdn_cases(graft, peers, vllm, ggml):
+def peers_in(folder, threads):
+    if folder is None:
+        return None, None, None
+    return torch_peers(folder), vllm_kernels(folder), Ggml(folder / "peer_ggml", threads)
+
+
+def gdn_cases(graft, before, peers, vllm, ggml):
     for h, d in SHAPES:
         for t in LENGTHS:
             x, where = gdn_inputs(1, t, h, d), f"H{h} D{d} T={t}"
             flops = 6 * d * d * h * t
             args = [x[n] for n in ("q", "k", "v", "g", "beta")]
             case = Case("gdn.forward.fp32", where, flops, truth=lambda x=x: gdn_truth(x, False))
-            case.add("graft", lambda: graft.gdn_forward(x))
+            case.ours(graft, before, lambda g: g.gdn_forward(x))
             case.add("transformers", lambda: no_grad(lambda: peers.gdn_chunk(*args)[0]))
             case.add("llama.cpp", lambda: ggml.gdn(x))
             yield case
             case = Case("gdn.forward_backward.fp32", where, 3 * flops, truth=lambda x=x: gdn_truth(x, False))
-            case.add("graft", lambda: graft.gdn_both(x))
+            case.ours(graft, before, lambda g: g.gdn_both(x))
             case.add("transformers", lambda: forward_backward(lambda *a: peers.gdn_chunk(*a)[0], args))
             yield case
             y = gdn_inputs(1, t, h, d, torch.bfloat16)
             case = Case("gdn.forward.bf16", where, flops, truth=lambda y=y: gdn_truth(y, False), tolerance=5e-3)
-            case.add("graft", lambda: graft.gdn_forward(y))
+            case.ours(graft, before, lambda g: g.gdn_forward(y))
             case.add("vLLM", lambda: vllm.gdn(y))
             yield case
         for b in BATCHES:
             x = gdn_inputs(b, 1, h, d)
             case = Case("gdn.decode", f"H{h} D{d} B={b}", bytes_moved=8 * d * d * h * b)
-            case.add("graft", lambda: graft.gdn_step(x))
+            case.ours(graft, before, lambda g: g.gdn_step(x))
             case.add("llama.cpp", lambda: ggml.gdn(x))
             case.add("vLLM", lambda: vllm.gdn_step(x))
             yield case
 
 
-def linear_cases(graft, peers, vllm, ggml):
+def linear_cases(graft, before, peers, vllm, ggml):
     for h, d in SHAPES:
         for t in LENGTHS:
             x, where, flops = linear_inputs(1, t, h, d), f"H{h} D{d} T={t}", (8 * d * d + 4 * d * d) * h * t
             for mixer, peer, decay in (("hedgehog", "fla", False), ("hedgemamba", "mamba", True)):
-                theirs = peers.hedgehog if not decay else peers.hedgemamba
+                theirs = getattr(peers, mixer, None)
                 args = [x[n] for n in (["q", "k", "v", "w_q", "w_k"] + (["g"] if decay else []))]
                 for both in (False, True):
                     case = Case(f"{mixer}.forward" + ("_backward" if both else ""), where, flops * (3 if both else 1),
                                 truth=lambda x=x, decay=decay: linear_truth(x, decay), tolerance=1e-4)
-                    case.add("graft", lambda: graft.linear(x, decay, both))
+                    case.ours(graft, before, lambda g: g.linear(x, decay, both))
                     case.add(peer, lambda: forward_backward(theirs, args) if both else no_grad(lambda: theirs(*args)))
                     yield case
             case = Case("scan", where, 8 * d * d * h * t)
-            case.add("graft", lambda: graft.scan(1, t, h, d))
+            case.ours(graft, before, lambda g: g.scan(1, t, h, d))
             case.add("llama.cpp", lambda: ggml.scan(1, t, h, d))
             case.add("vLLM", lambda: vllm.scan(t, h, d))
             yield case
@@ -228,6 +244,33 @@ def no_grad(function):
 
 
 # ------------------------------------------------------------------ measuring
+
+
+def scaling(library):
+    """How time grows with the tokens (the exponent of a least-squares line through the logarithms), and with a thread less."""
+    lengths = [2048 * 2**i for i in range(5)]
+    h, d = SHAPES[0]
+    works = {
+        "gdn.forward": lambda g, t: g.gdn_forward(gdn_inputs(1, t, h, d)),
+        "gdn.forward_backward": lambda g, t: g.gdn_both(gdn_inputs(1, t, h, d)),
+        "hedgehog.forward": lambda g, t: g.linear(linear_inputs(1, t, h, d), False, False),
+        "hedgemamba.forward_backward": lambda g, t: g.linear(linear_inputs(1, t, h, d), True, True),
+    }
+    for name, make in works.items():
+        times = {}
+        for threads in (1, 2):
+            graft = Graft(library, threads)
+            runs = [make(graft, t) for t in lengths]
+            for _ in range(3):
+                for t, run in zip(lengths, runs):
+                    times[threads, t] = min(times.get((threads, t), math.inf), timed(run, 0.05))
+        x = [math.log(t) for t in lengths]
+        y = [math.log(times[2, t]) for t in lengths]
+        mx, my = statistics.mean(x), statistics.mean(y)
+        exponent = sum((a - mx) * (b - my) for a, b in zip(x, y)) / sum((a - mx) ** 2 for a in x)
+        faster = ", ".join(f"{times[1, t] / times[2, t]:.2f} at {t}" for t in lengths)
+        print(f"{name:28} H{h} D{d}: time ~ T^{exponent:.3f} from {lengths[0]} to {lengths[-1]}; 2 threads against 1: {faster}", flush=True)
+
 
 
 def checked(case):
@@ -299,7 +342,9 @@ def report(case, times, errors, limits):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, required=True, help="the folder that peers.sh filled")
+    parser.add_argument("--peers", type=Path, help="the folder that peers.sh filled; without it graft is measured alone")
+    parser.add_argument("--against", type=Path, help="another build's libgraft_bench.so, measured too, as 'before'")
+    parser.add_argument("--scaling", action="store_true", help="graft alone: time against tokens, and 1 thread against 2")
     root = Path(__file__).resolve().parent.parent
     parser.add_argument("--library", type=Path, default=root / "build/release/lib/libgraft_bench.so")
     parser.add_argument("--only", default="", help="regular expression on 'work shape'")
@@ -316,10 +361,14 @@ def main():
     commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
     print(f"graft {commit.stdout.strip()}, {graft.lib.graft_bench_isa().decode()}, {args.threads} threads; fp32 peak "
           f"{limits['flops'] / 1e9:.0f} GFLOP/s, triad {limits['bytes'] / 1e9:.1f} GB/s. xN: graft is N times as fast.")
-    peers, vllm, ggml = torch_peers(args.peers), vllm_kernels(args.peers), Ggml(args.peers / "peer_ggml", args.threads)
+    if args.scaling:
+        return scaling(args.library)
+    others = peers_in(args.peers, args.threads)
+    Case.with_peers = args.peers is not None
+    before = Graft(args.against, args.threads) if args.against else None
     rows = []
     for cases in (gdn_cases, linear_cases):
-        for case in cases(graft, peers, vllm, ggml):
+        for case in cases(graft, before, *others):
             if re.search(args.only, f"{case.name} {case.where}") and "graft" in case.contenders:
                 errors = checked(case)
                 if "graft" not in case.contenders:
