@@ -169,13 +169,23 @@ graft_status GRAFT_CALL gemm(const graft_host*, std::int32_t trans_a, std::int32
     at::Tensor out = view_of(*c);
     const at::Tensor left = transposed(a, trans_a), right = transposed(b, trans_b);
     const auto accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    at::Tensor product = at::matmul(left.to(accumulate), right.to(accumulate)).mul_(alpha);
-    if (product.sizes() != out.sizes())
+    const bool fits = left.size(-1) == right.size(-2) && out.size(-2) == left.size(-2) &&
+                      out.size(-1) == right.size(-1);
+    if (!fits)
       return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm",
                     "the shapes of a, b and c do not fit");
-    // beta 0 means c is not read: it may hold NaN.
-    if (beta != 0) product.add_(out, beta);
-    out.copy_(product);
+    // Straight into c where that has the type of the sums. beta 0: c is not read, it may hold NaN.
+    const bool in_place = out.scalar_type() == accumulate;
+    at::Tensor sum = in_place    ? out
+                     : beta == 0 ? at::empty(out.sizes(), accumulate)
+                                 : out.to(accumulate);
+    const at::Tensor l = left.to(accumulate), r = right.to(accumulate);
+    if (out.dim() == 2) {
+      at::addmm_out(sum, sum, l, r, beta, alpha);
+    } else {
+      at::baddbmm_out(sum, sum, l, r, beta, alpha);
+    }
+    if (!in_place) out.copy_(sum);
     return GRAFT_OK;
   } catch (const std::exception& e) {
     return report(error, GRAFT_INVALID_ARGUMENT, "host-blas.gemm", e.what());

@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "gdn_block.h"
 #include "gdn_chunk.h"
 #include "gdn_features.h"
+#include "gdn_torch_block.h"
 #include "mixer_testing.h"
 
 namespace graft::gdn {

@@ -9,8 +9,9 @@
 
 namespace graft::gdn {
 
+using mixers::entry;
+using mixers::numbers;
 using sdk::cat;
-using sdk::ParamSpec;
 using sdk::ParamSpecs;
 using sdk::Status;
 
@@ -126,36 +127,25 @@ void add_output(ParamSpecs& specs, const BlockOptions& o) {
   }
 }
 
-// The states of a plan, in the order in which they were declared.
-struct StateList {
-  const BlockOptions& o;
-
-  BlockState read(const std::vector<at::Tensor>& given) const {
-    BlockState state;
-    if (given.empty()) return state;
-    std::size_t i = 0;
-    for (at::Tensor* tensor : slots(state)) *tensor = given.at(i++);
-    return state;
-  }
-  std::vector<at::Tensor> write(BlockState state) const {
-    std::vector<at::Tensor> out;
-    for (at::Tensor* tensor : slots(state)) out.push_back(*tensor);
-    return out;
-  }
-  std::vector<at::Tensor*> slots(BlockState& state) const {
-    std::vector<at::Tensor*> out{&state.s};
-    if (o.short_conv > 0) out.insert(out.end(), {&state.q_tail, &state.k_tail, &state.v_tail});
-    if (o.rope.exists()) out.push_back(&state.next_position);
-    return out;
-  }
+// Axes of the kept activations, by Activation.
+struct KeptTensor {
+  const char *name, *doc;
 };
+constexpr std::array<KeptTensor, kActivations> kKeptTensors = {
+    {{"q", "output of q_proj"},
+     {"k", "output of k_proj"},
+     {"v", "output of v_proj"},
+     {"gate", "output of g_proj"},
+     {"decay", "output of a_proj"},
+     {"write", "output of b_proj"},
+     {"head", "what the recurrence gives"},
+     {"errors", "v - S^T k of each token"},
+     {"borders", "the state at the start of each chunk"}}};
 
 }  // namespace
 
 GatedDeltaNet::GatedDeltaNet(const sdk::LayerInfo& layer, const sdk::Config& config)
-    : TorchMixer(config.get<bool>("recompute") ? sdk::Activations::recomputed
-                                               : sdk::Activations::kept),
-      options_(block_options(layer, config)) {}
+    : options_(block_options(layer, config)), recompute_(config.get<bool>("recompute")) {}
 
 sdk::Description GatedDeltaNet::describe() {
   return {.id = "org.graft.gdn",
@@ -180,9 +170,13 @@ void GatedDeltaNet::param_specs(ParamSpecs& specs) {
   add_streams(specs, options_);
   add_gates(specs, options_);
   add_output(specs, options_);
+  for (std::size_t i = 0; i < kParams; ++i) {
+    const auto found = specs.find(kParamNames[i]);
+    param_index_[i] = found ? static_cast<int64_t>(*found) : -1;
+  }
 }
 
-void GatedDeltaNet::tensors(const graft_plan_in& in, sdk::Plan& plan) {
+void GatedDeltaNet::sizes(const graft_plan_in& in, sdk::Plan& plan) {
   const BlockOptions& o = options_;
   const DLDataType inner = sdk::same_dtype(in.dtype, sdk::float64) ? sdk::float64 : sdk::float32;
   plan.state.add("state", "batch,heads,key,value", {in.batch, o.heads, o.key_dim, o.value_dim},
@@ -208,20 +202,121 @@ void GatedDeltaNet::tensors(const graft_plan_in& in, sdk::Plan& plan) {
                 "g");
   plan.taps.add(GRAFT_TAP_WRITE_GATE, "batch,tokens,heads", {in.batch, in.tokens, o.heads},
                 in.dtype, "beta");
+  const bool narrow = sdk::same_dtype(in.dtype, sdk::bfloat16),
+             training = (in.flags & GRAFT_X_TRAINING) != 0;
+  const bool keep = training && !recompute_;
+  for (std::size_t i = 0; i < kActivations && keep; ++i) {
+    const int64_t size = activation_size(o, in.batch, in.tokens, i), rows = in.batch * in.tokens;
+    const KeptTensor& tensor = kKeptTensors[i];
+    if (i == kBorders) {
+      plan.saved.add(tensor.name, "states,key,value",
+                     {size / (o.key_dim * o.value_dim), o.key_dim, o.value_dim}, inner, tensor.doc);
+    } else if (i != kGate || o.output_gate) {
+      plan.saved.add(tensor.name, "batch,tokens,channels",
+                     {in.batch, in.tokens, rows == 0 ? 0 : size / rows}, inner, tensor.doc);
+    }
+  }
+  const auto bytes = [&]<class T>(T) {
+    // A forward with TRAINING may turn out to be an inference.
+    plan.workspace_forward = forward_workspace<T>(o, in.batch, in.tokens, false, narrow);
+    if (keep)
+      plan.workspace_forward = std::max(plan.workspace_forward,
+                                        forward_workspace<T>(o, in.batch, in.tokens, true, narrow));
+    if (training)
+      plan.workspace_backward = backward_workspace<T>(o, in.batch, in.tokens, keep, narrow);
+    plan.workspace_step = forward_workspace<T>(o, in.batch, 1, false, narrow);
+  };
+  if (sdk::same_dtype(inner, sdk::float64)) {
+    bytes(double{});
+  } else {
+    bytes(float{});
+  }
 }
 
-sdk::TorchOutput GatedDeltaNet::compute(const sdk::TorchInput& in) {
-  if (in.x.size(2) != options_.model_dim) {
-    throw Status(GRAFT_INVALID_ARGUMENT, "tensor:x",
-                 cat("expected shape [", in.x.size(0), ", ", in.x.size(1), ", ", options_.model_dim,
-                     "], got ", sdk::shape_string(in.x.sizes())));
+// The states of a plan, in the order in which they were declared.
+template <class T>
+BlockState<T> GatedDeltaNet::state_of(DLTensor* const* tensors) const {
+  BlockState<T> state;
+  state.s = numbers<T>(entry(tensors, 0));
+  for (std::size_t s = 0; s < 3 && options_.short_conv > 0; ++s)
+    state.tails[s] = numbers<T>(entry(tensors, 1 + s));
+  return state;
+}
+
+template <class T>
+BlockForward<T> GatedDeltaNet::block_call(const graft_mixer_forward& call, bool keep) const {
+  BlockForward<T> block;
+  block.tokens = mixers::tokens_of(call);
+  block.x = call.x;
+  for (std::size_t i = 0; i < kParams; ++i) {
+    if (param_index_[i] >= 0) block.params[i] = numbers<const T>(call.params[param_index_[i]]);
   }
-  const StateList states{options_};
-  const BlockOutput out =
-      gdn_block({in.x, states.read(in.state), in.positions, in.pad_mask, in.want_y,
-                 /*want_pre_output=*/in.want_tap(1)},
-                options_, [&](std::string_view name) { return in.param(name); });
-  return {out.y, states.write(out.state), {out.head_output, out.pre_output, out.g, out.beta}};
+  const BlockState<T> in = state_of<T>(const_cast<DLTensor* const*>(call.state_in));
+  block.state_in = {in.s, {in.tails[0], in.tails[1], in.tails[2]}};
+  block.state_out = state_of<T>(call.state_out);
+  if (options_.rope.exists()) {
+    const std::size_t last = options_.short_conv > 0 ? 4 : 1;
+    block.next_in = numbers<const int64_t>(entry(call.state_in, last));
+    block.next_out = numbers<int64_t>(entry(call.state_out, last));
+  }
+  block.y = call.y;
+  for (std::size_t i = 0; i < kTaps; ++i) block.taps[i] = entry(call.taps, i);
+  block.keep = keep;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < kActivations && keep; ++i) {
+    if (i != kGate || options_.output_gate) block.kept[i] = numbers<T>(call.saved[next++]);
+  }
+  return block;
+}
+
+template <class T>
+BlockBackward<T> GatedDeltaNet::block_call(const graft_exec& exec,
+                                           const graft_mixer_backward& call) const {
+  BlockBackward<T> block;
+  block.forward = block_call<T>(*call.fwd, !planned().saved.empty());
+  block.dy = call.dy;
+  for (std::size_t i = 0; i < kTaps; ++i) block.dtaps[i] = entry(call.dtaps, i);
+  const BlockState<T> out = state_of<T>(const_cast<DLTensor* const*>(call.dstate_out));
+  block.d_state_out = {out.s, {out.tails[0], out.tails[1], out.tails[2]}};
+  block.d_state_in = state_of<T>(call.dstate_in);
+  block.dx = call.dx;
+  for (std::size_t i = 0; i < kParams; ++i) {
+    if (param_index_[i] >= 0)
+      block.dparams[i] = numbers<T>(entry(call.dparams, static_cast<std::size_t>(param_index_[i])));
+  }
+  block.accumulate = (exec.flags & GRAFT_X_ACCUMULATE) != 0;
+  return block;
+}
+
+void GatedDeltaNet::forward(const graft_exec& exec, const graft_mixer_forward& call) {
+  check_forward(exec, call, options_.model_dim, planned().workspace_forward);
+  const bool keep = keeps(exec, call);
+  if (is_double()) {
+    block_forward(options_, block_call<double>(call, keep), exec.workspace);
+  } else {
+    block_forward(options_, block_call<float>(call, keep), exec.workspace);
+  }
+}
+
+void GatedDeltaNet::step(const graft_exec& exec, const graft_mixer_forward& call) {
+  check_forward(exec, call, options_.model_dim, planned().workspace_step);
+  if (call.x->shape[1] != 1)
+    throw Status(GRAFT_INVALID_ARGUMENT, "tensor:x",
+                 cat("a step takes one token, got ", call.x->shape[1]));
+  if (is_double()) {
+    block_forward(options_, block_call<double>(call, false), exec.workspace);
+  } else {
+    block_forward(options_, block_call<float>(call, false), exec.workspace);
+  }
+}
+
+void GatedDeltaNet::backward(const graft_exec& exec, const graft_mixer_backward& call) {
+  check_backward(exec, call, options_.model_dim);
+  if (is_double()) {
+    block_backward(options_, block_call<double>(exec, call), exec.workspace);
+  } else {
+    block_backward(options_, block_call<float>(exec, call), exec.workspace);
+  }
 }
 
 }  // namespace graft::gdn

@@ -80,7 +80,7 @@ void GatedDeltaNet::set_natural(std::string_view what, std::span<const double> v
   } else if (what == GRAFT_NATURAL_OUTPUT_GATE) {
     set_output_gate(values, params);
   } else {
-    TorchMixer::set_natural(what, values, params);
+    PlainMixer::set_natural(what, values, params);
   }
 }
 

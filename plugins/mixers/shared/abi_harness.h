@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "graft/graft.h"
+#include "test_host.h"
 
 namespace graft::mixers {
 
@@ -51,6 +53,8 @@ inline const graft_plugin& open_plugin(const std::string& file) {
   out.struct_size = sizeof out;
   graft_error error = fresh_error();
   require_ok(negotiate(&in, &out, &error), error);
+  if (out.plugin->init != nullptr)
+    require_ok(out.plugin->init(&test_host(), file.c_str(), &error), error);
   return *(opened[file] = out.plugin);
 }
 
@@ -162,6 +166,28 @@ class Borrow {
   std::deque<std::vector<DLTensor*>> lists_;
 };
 
+// Exactly the planned bytes, all NaN, with a guard behind them.
+class Workspace {
+ public:
+  explicit Workspace(uint64_t bytes) : bytes_(bytes), memory_(bytes + kAlign + kGuard, 0xff) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    begin_ = memory_.data() + (kAlign - address % kAlign) % kAlign;
+  }
+  Workspace(const Workspace&) = delete;
+  void* data() const { return bytes_ == 0 ? nullptr : begin_; }
+  uint64_t bytes() const { return bytes_; }
+  bool intact() const {
+    return std::all_of(begin_ + bytes_, begin_ + bytes_ + kGuard,
+                       [](uint8_t byte) { return byte == 0xff; });
+  }
+
+ private:
+  static constexpr uint64_t kAlign = 256, kGuard = 64;
+  uint64_t bytes_;
+  std::vector<uint8_t> memory_;
+  uint8_t* begin_;
+};
+
 struct ForwardArgs {
   at::Tensor x;
   std::vector<at::Tensor> params, state;
@@ -237,10 +263,12 @@ class AbiMixer {
     if (args.training) out.saved = allocate(sizes.saved, sizes.n_saved);
     Borrow borrow;
     const graft_mixer_forward call = make_call(args, out, sizes, borrow);
-    const graft_exec exec = make_exec(args.training ? GRAFT_X_TRAINING : 0);
+    const Workspace workspace(step ? sizes.workspace_step : sizes.workspace_forward);
+    const graft_exec exec = make_exec(args.training ? GRAFT_X_TRAINING : 0, workspace);
     graft_error error = fresh_error();
     const auto run = step ? mixer_->v->step : mixer_->v->forward;
     require_ok(run(mixer_, &exec, &call, &error), error);
+    EXPECT_TRUE(workspace.intact()) << "written behind the workspace";
     return out;
   }
 
@@ -272,10 +300,12 @@ class AbiMixer {
     call.dx = borrow.one(out.dx);
     call.dparams = borrow.many(out.dparams);
     call.dstate_in = borrow.many(out.dstate);
-    const graft_exec exec =
-        make_exec(GRAFT_X_TRAINING | (from.accumulate_onto.empty() ? 0 : GRAFT_X_ACCUMULATE));
+    const Workspace workspace(sizes.workspace_backward);
+    const graft_exec exec = make_exec(
+        GRAFT_X_TRAINING | (from.accumulate_onto.empty() ? 0 : GRAFT_X_ACCUMULATE), workspace);
     graft_error error = fresh_error();
     require_ok(mixer_->v->backward(mixer_, &exec, &call, &error), error);
+    EXPECT_TRUE(workspace.intact()) << "written behind the workspace";
     return out;
   }
 
@@ -305,11 +335,13 @@ class AbiMixer {
     return out;
   }
 
-  static graft_exec make_exec(uint64_t flags) {
+  static graft_exec make_exec(uint64_t flags, const Workspace& workspace) {
     graft_exec exec{};
     exec.struct_size = sizeof exec;
     exec.device_type = kDLCPU;
     exec.flags = flags;
+    exec.workspace = workspace.data();
+    exec.workspace_bytes = workspace.bytes();
     return exec;
   }
 

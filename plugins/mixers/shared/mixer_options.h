@@ -4,7 +4,7 @@
 #include <string>
 
 #include "graft/description.hpp"
-#include "sequence.h"
+#include "rope.h"
 
 namespace graft::mixers {
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "rope.h"
+
 namespace graft::mixers {
 
 // A parameter by its name, e.g. "q_proj.weight".
@@ -40,12 +42,6 @@ Tokens without_pads(Tokens tokens);
 at::Tensor token_positions(const Tokens& tokens);
 // [B]: one past the last real token's position; as it was where a row has none.
 at::Tensor next_position(const Tokens& tokens, const at::Tensor& positions);
-
-struct Rope {
-  std::vector<double> inv_freq;  // pair i rotates entries (i, i + n) of the first 2n of a head
-  double factor = 1;             // of cos and sin
-  bool exists() const { return !inv_freq.empty(); }
-};
 
 // cos and sin [B,T,n] of the angles positions * inv_freq, times `factor`; undefined when there is
 // no rotation.

@@ -1,0 +1,104 @@
+#include "projection.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "graft/host.hpp"
+#include "graft/tensor.hpp"
+#include "lanes.h"
+#include "matvec.h"
+
+namespace graft::mixers {
+namespace {
+
+// A contiguous matrix for the length of one GEMM.
+template <class T>
+struct MatrixView {
+  int64_t shape[2], strides[2];
+  DLTensor tensor;
+
+  MatrixView(const T* data, int64_t rows, int64_t columns)
+      : shape{rows, columns}, strides{columns, 1}, tensor{const_cast<T*>(data),
+                                                          {kDLCPU, 0},
+                                                          2,
+                                                          sdk::dtype_of<T>(),
+                                                          shape,
+                                                          strides,
+                                                          0} {}
+  MatrixView(const MatrixView&) = delete;
+};
+
+template <class T>
+void few_rows(const Projection<T>& p, int64_t rows, const T* x, T* y) {
+  constexpr int64_t kColumns = 64;
+  const int64_t units = (p.out + kColumns - 1) / kColumns;
+  for_each_unit(units, 4 * kColumns * p.in, [&](int64_t unit, int64_t) {
+    const int64_t end = std::min(p.out, (unit + 1) * kColumns);
+    for (int64_t first = 0; first < rows; first += kMatvecRows) {
+      const MatvecCall<T> call{p.in,
+                               p.out,
+                               std::min(kMatvecRows, rows - first),
+                               p.weight,
+                               p.bias,
+                               x + first * p.in,
+                               y + first * p.out};
+      if constexpr (std::is_same_v<T, double>) {
+        matvec().f64(call, unit * kColumns, end);
+      } else {
+        matvec().f32(call, unit * kColumns, end);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void project(const Projection<T>& p, int64_t rows, const T* x, T* y) {
+  constexpr int64_t kFewRows = 8;
+  if (rows <= kFewRows) return few_rows(p, rows, x, y);
+  const bool with_bias = p.bias != nullptr;
+  for (int64_t r = 0; with_bias && r < rows; ++r) std::copy_n(p.bias, p.out, y + r * p.out);
+  MatrixView<T> a(x, rows, p.in), b(p.weight, p.out, p.in), c(y, rows, p.out);
+  sdk::gemm(false, true, 1, a.tensor, b.tensor, with_bias ? 1 : 0, c.tensor);
+}
+
+template <class T>
+void project_backward_input(const Projection<T>& p, int64_t rows, const T* dy, bool add, T* dx) {
+  if (dx == nullptr || rows == 0) return;
+  MatrixView<T> a(dy, rows, p.out), b(p.weight, p.out, p.in), c(dx, rows, p.in);
+  sdk::gemm(false, false, 1, a.tensor, b.tensor, add ? 1 : 0, c.tensor);
+}
+
+template <class T>
+void project_backward_params(const Projection<T>& p, int64_t rows, const T* x, const T* dy,
+                             const ProjectionGradient<T>& d) {
+  if (d.bias != nullptr) sum_rows(rows, p.out, dy, d.accumulate, d.bias);
+  if (d.weight == nullptr) return;
+  if (rows == 0) {
+    if (!d.accumulate) std::fill_n(d.weight, p.out * p.in, T(0));
+    return;
+  }
+  MatrixView<T> a(dy, rows, p.out), b(x, rows, p.in), c(d.weight, p.out, p.in);
+  sdk::gemm(true, false, 1, a.tensor, b.tensor, d.accumulate ? 1 : 0, c.tensor);
+}
+
+template <class T>
+void sum_rows(int64_t rows, int64_t width, const T* in, bool accumulate, T* out) {
+  if (!accumulate) std::fill_n(out, width, T(0));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < width; ++c) out[c] += in[r * width + c];
+  }
+}
+
+#define GRAFT_FOR_TYPE(T)                                                                     \
+  template void project<T>(const Projection<T>&, int64_t, const T*, T*);                      \
+  template void project_backward_input<T>(const Projection<T>&, int64_t, const T*, bool, T*); \
+  template void project_backward_params<T>(const Projection<T>&, int64_t, const T*, const T*, \
+                                           const ProjectionGradient<T>&);                     \
+  template void sum_rows<T>(int64_t, int64_t, const T*, bool, T*);
+GRAFT_FOR_TYPE(float)
+GRAFT_FOR_TYPE(double)
+#undef GRAFT_FOR_TYPE
+
+}  // namespace graft::mixers
