@@ -32,6 +32,27 @@ HeadShape head_shape(const BlockOptions& o, int64_t tokens) {
   return {tokens, o.key_dim, o.value_dim, std::max<int64_t>(1, std::min(o.chunk, tokens))};
 }
 
+// The heads of each sequence, in groups that one thread does at once.
+struct HeadGroups {
+  HeadShape shape;
+  int64_t batch, heads, at_once, per_sequence;
+
+  HeadGroups(const BlockOptions& o, int64_t batch_, int64_t tokens)
+      : shape(head_shape(o, tokens)), batch(batch_), heads(o.heads) {
+    at_once =
+        heads_at_once(shape, heads, batch, static_cast<int>(mixers::lanes_for(batch * heads)));
+    per_sequence = (heads + at_once - 1) / at_once;
+  }
+  int64_t count() const { return batch * per_sequence; }
+  // Heads are numbered through all sequences.
+  int64_t first(int64_t group) const {
+    return group / per_sequence * heads + group % per_sequence * at_once;
+  }
+  int64_t size(int64_t group) const {
+    return std::min(at_once, heads - group % per_sequence * at_once);
+  }
+};
+
 bool has_features(const BlockOptions& o, std::size_t stream) {
   if (stream == 2) return o.silu_v;
   return (stream == 0 ? o.silu_q : o.silu_k) || o.qk_norm || o.rope.exists() || o.qk_l2norm;
@@ -70,9 +91,10 @@ struct StreamSpace {
     row_scratch =
         arena.take<T>(mixers::row_scratch_size(n * o.heads, std::max(o.key_dim, o.value_dim)));
     constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+    const HeadGroups groups(o, batch, tokens);
     head_scratch_size =
-        (kernels().of<T>().scratch_size(head_shape(o, tokens)) + kLine - 1) / kLine * kLine;
-    head_scratch = arena.take<T>(head_scratch_size * mixers::lanes_for(batch * o.heads));
+        (kernels().of<T>().scratch_size(groups.shape, groups.at_once) + kLine - 1) / kLine * kLine;
+    head_scratch = arena.take<T>(head_scratch_size * mixers::lanes_for(groups.count()));
   }
 };
 
@@ -254,28 +276,38 @@ template <class T>
 void run_delta_rule(const BlockOptions& o, const BlockForward<T>& call, const Streams<T>& streams,
                     bool keep, const Kept<T>& kept, const StreamSpace<T>& space, T* state_out) {
   const Tokens& tokens = call.tokens;
-  const HeadShape shape = head_shape(o, tokens.length);
+  const HeadGroups groups(o, tokens.batch, tokens.length);
   const int64_t state_size = o.key_dim * o.value_dim;
   const auto& kernel = kernels().of<T>();
-  const auto run = tokens.length == 1 && !keep ? kernel.step : kernel.forward;
-  mixers::for_each_unit(
-      tokens.batch * o.heads, 3 * tokens.length * state_size, [&](int64_t unit, int64_t lane) {
-        HeadForward<T> head;
-        head.q = head_rows(streams.rows[0], o, tokens, unit, o.key_dim);
-        head.k = head_rows(streams.rows[1], o, tokens, unit, o.key_dim);
-        head.v = head_rows(streams.rows[2], o, tokens, unit, o.value_dim);
-        head.g = head_rows<const T>(space.g, o, tokens, unit, 1);
-        head.beta = head_rows<const T>(space.beta, o, tokens, unit, 1);
-        head.scale = static_cast<T>(1 / std::sqrt(static_cast<double>(o.key_dim)));
-        head.state_in = head_part(call.state_in.s, unit, state_size);
-        head.o = head_rows(kept[kHead], o, tokens, unit, o.value_dim);
-        head.state_out = head_part(state_out, unit, state_size);
-        if (keep) {
-          head.borders = head_part(kept[kBorders], unit, shape.chunks() * state_size);
-          head.err = head_rows(kept[kErrors], o, tokens, unit, o.value_dim);
-        }
-        run(shape, head, space.head_scratch + lane * space.head_scratch_size);
-      });
+  const auto head_of = [&](int64_t unit) {
+    HeadForward<T> head;
+    head.q = head_rows(streams.rows[0], o, tokens, unit, o.key_dim);
+    head.k = head_rows(streams.rows[1], o, tokens, unit, o.key_dim);
+    head.v = head_rows(streams.rows[2], o, tokens, unit, o.value_dim);
+    head.g = head_rows<const T>(space.g, o, tokens, unit, 1);
+    head.beta = head_rows<const T>(space.beta, o, tokens, unit, 1);
+    head.scale = static_cast<T>(1 / std::sqrt(static_cast<double>(o.key_dim)));
+    head.state_in = head_part(call.state_in.s, unit, state_size);
+    head.o = head_rows(kept[kHead], o, tokens, unit, o.value_dim);
+    head.state_out = head_part(state_out, unit, state_size);
+    if (keep) {
+      head.borders = head_part(kept[kBorders], unit, groups.shape.chunks() * state_size);
+      head.err = head_rows(kept[kErrors], o, tokens, unit, o.value_dim);
+    }
+    return head;
+  };
+  const bool one_token = tokens.length == 1 && !keep;
+  mixers::for_each_unit(groups.count(), 3 * tokens.length * state_size * groups.at_once,
+                        [&](int64_t group, int64_t lane) {
+                          T* scratch = space.head_scratch + lane * space.head_scratch_size;
+                          const int64_t n = groups.size(group);
+                          HeadForward<T> heads[kHeadsAtOnce];
+                          for (int64_t i = 0; i < n; ++i) {
+                            heads[i] = head_of(groups.first(group) + i);
+                            if (one_token) kernel.step(groups.shape, heads[i], scratch);
+                          }
+                          if (!one_token) kernel.forward(groups.shape, heads, n, scratch);
+                        });
 }
 
 // From the recurrence's output to what the output projection reads. `pre` may be kept[kHead].
@@ -401,30 +433,36 @@ struct Backward {
   }
 
   void delta_rule(const Streams<T>& streams) const {
-    const HeadShape shape = head_shape(o, tokens.length);
+    const HeadGroups groups(o, tokens.batch, tokens.length);
     const int64_t state_size = o.key_dim * o.value_dim;
     const auto& kernel = kernels().of<T>();
+    const auto head_of = [&](int64_t unit) {
+      HeadBackward<T> head;
+      head.q = head_rows(streams.rows[0], o, tokens, unit, o.key_dim);
+      head.k = head_rows(streams.rows[1], o, tokens, unit, o.key_dim);
+      head.g = head_rows<const T>(space.streams.g, o, tokens, unit, 1);
+      head.beta = head_rows<const T>(space.streams.beta, o, tokens, unit, 1);
+      head.scale = static_cast<T>(1 / std::sqrt(static_cast<double>(o.key_dim)));
+      head.zero_state_in = call.forward.state_in.s == nullptr;
+      head.borders = head_part<const T>(kept[kBorders], unit, groups.shape.chunks() * state_size);
+      head.err = head_rows<const T>(kept[kErrors], o, tokens, unit, o.value_dim);
+      head.d_o = head_rows<const T>(space.d_head, o, tokens, unit, o.value_dim);
+      head.d_state_out = head_part(call.d_state_out.s, unit, state_size);
+      head.dq = head_rows(space.d_rows[0], o, tokens, unit, o.key_dim);
+      head.dk = head_rows(space.d_rows[1], o, tokens, unit, o.key_dim);
+      head.dv = head_rows(space.d_rows[2], o, tokens, unit, o.value_dim);
+      head.dg = head_rows(space.d_g, o, tokens, unit, 1);
+      head.dbeta = head_rows(space.d_beta, o, tokens, unit, 1);
+      head.d_state_in = head_part(call.d_state_in.s, unit, state_size);
+      return head;
+    };
     mixers::for_each_unit(
-        tokens.batch * o.heads, 9 * tokens.length * state_size, [&](int64_t unit, int64_t lane) {
-          HeadBackward<T> head;
-          head.q = head_rows(streams.rows[0], o, tokens, unit, o.key_dim);
-          head.k = head_rows(streams.rows[1], o, tokens, unit, o.key_dim);
-          head.v = head_rows(streams.rows[2], o, tokens, unit, o.value_dim);
-          head.g = head_rows<const T>(space.streams.g, o, tokens, unit, 1);
-          head.beta = head_rows<const T>(space.streams.beta, o, tokens, unit, 1);
-          head.scale = static_cast<T>(1 / std::sqrt(static_cast<double>(o.key_dim)));
-          head.zero_state_in = call.forward.state_in.s == nullptr;
-          head.borders = head_part<const T>(kept[kBorders], unit, shape.chunks() * state_size);
-          head.err = head_rows<const T>(kept[kErrors], o, tokens, unit, o.value_dim);
-          head.d_o = head_rows<const T>(space.d_head, o, tokens, unit, o.value_dim);
-          head.d_state_out = head_part(call.d_state_out.s, unit, state_size);
-          head.dq = head_rows(space.d_rows[0], o, tokens, unit, o.key_dim);
-          head.dk = head_rows(space.d_rows[1], o, tokens, unit, o.key_dim);
-          head.dv = head_rows(space.d_rows[2], o, tokens, unit, o.value_dim);
-          head.dg = head_rows(space.d_g, o, tokens, unit, 1);
-          head.dbeta = head_rows(space.d_beta, o, tokens, unit, 1);
-          head.d_state_in = head_part(call.d_state_in.s, unit, state_size);
-          kernel.backward(shape, head,
+        groups.count(), 9 * tokens.length * state_size * groups.at_once,
+        [&](int64_t group, int64_t lane) {
+          const int64_t n = groups.size(group);
+          HeadBackward<T> heads[kHeadsAtOnce];
+          for (int64_t i = 0; i < n; ++i) heads[i] = head_of(groups.first(group) + i);
+          kernel.backward(groups.shape, heads, n,
                           space.streams.head_scratch + lane * space.streams.head_scratch_size);
         });
   }

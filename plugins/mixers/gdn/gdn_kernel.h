@@ -86,8 +86,9 @@ struct HeadKernels {
   void (*step)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
 };
 
-// How many heads of a sequence a thread best does at once: as many as leave work for every thread
-// and states in the second-level cache.
+// How many heads of a sequence a thread best does at once, at most kHeadsAtOnce: as many as leave
+// work for every thread and states in the second-level cache.
+inline constexpr int64_t kHeadsAtOnce = 16;
 int64_t heads_at_once(const HeadShape& shape, int64_t heads, int64_t sequences, int threads);
 
 struct Kernels {
@@ -95,7 +96,18 @@ struct Kernels {
   HeadKernels<float> f32;
   HeadKernels<double> f64;
   HeadKernels<float, kernels::bf16> bf16;  // rows of bfloat16; gates, states and sums are float32
+
+  template <class T>
+  const HeadKernels<T>& of() const;
 };
+template <>
+inline const HeadKernels<float>& Kernels::of() const {
+  return f32;
+}
+template <>
+inline const HeadKernels<double>& Kernels::of() const {
+  return f64;
+}
 
 // Of the instruction set that isa.h picks.
 const Kernels& kernels();
