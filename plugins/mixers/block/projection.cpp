@@ -85,10 +85,15 @@ void project_backward_params(const Projection<T>& p, int64_t rows, const T* x, c
 
 template <class T>
 void sum_rows(int64_t rows, int64_t width, const T* in, bool accumulate, T* out) {
-  if (!accumulate) std::fill_n(out, width, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < width; ++c) out[c] += in[r * width + c];
-  }
+  constexpr int64_t kColumns = 64;
+  for_each_unit((width + kColumns - 1) / kColumns, rows * kColumns, [&](int64_t unit, int64_t) {
+    const int64_t begin = unit * kColumns, end = std::min(width, begin + kColumns);
+    if (!accumulate) std::fill(out + begin, out + end, T(0));
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* row = in + r * width;
+      for (int64_t c = begin; c < end; ++c) out[c] += row[c];
+    }
+  });
 }
 
 #define GRAFT_FOR_TYPE(T)                                                                     \

@@ -131,10 +131,12 @@ void add_tensor(const DLTensor* tensor, const Tokens& tokens, T* values) {
     for (int64_t n = begin; n < end; ++n) {
       if (!tokens.real(n)) continue;
       T* row = values + n * width;
-      for (int64_t c = 0; c < width; ++c) {
-        T value;
-        read_row(*tensor, n * width + c, 1, 1, &value);
-        row[c] += value;
+      if (is_bfloat16(*tensor)) {
+        const uint16_t* in = elements<uint16_t>(*tensor) + n * width;
+        for (int64_t c = 0; c < width; ++c) row[c] += static_cast<T>(from_bfloat16(in[c]));
+      } else {
+        const T* in = elements<T>(*tensor) + n * width;
+        for (int64_t c = 0; c < width; ++c) row[c] += in[c];
       }
     }
   });

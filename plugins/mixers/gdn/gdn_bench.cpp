@@ -216,9 +216,9 @@ struct BlockProblem {
 void block_forward_backward(benchmark::State& state) {
   const BlockProblem p(state);
   for (auto _ : state) {
-    const BlockOutput out = gdn_block({p.x, {}, {}, {}}, p.options, [&](std::string_view name) {
-      return p.params.find(name)->second;
-    });
+    const torch_block::BlockOutput out =
+        torch_block::gdn_block({p.x, {}, {}, {}}, p.options,
+                               [&](std::string_view name) { return p.params.find(name)->second; });
     benchmark::DoNotOptimize(torch::autograd::grad({out.y}, p.leaves(), {p.d_y}));
   }
   set_rate(state);
