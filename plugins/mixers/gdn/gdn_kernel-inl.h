@@ -1,131 +1,15 @@
-// The delta rule of gdn_kernel.h for one instruction set; see vector-inl.h and panel-inl.h.
+// The delta rule of gdn_kernel.h for one instruction set; see vector-inl.h and chunk-inl.h.
 #pragma once
 
 #include "gdn_kernel.h"
-#include "panel-inl.h"
+#include "chunk-inl.h"
 
 namespace graft::gdn::GRAFT_ISA {
 namespace {
 
 using namespace kernels::GRAFT_ISA;
 
-// ------------------------------------------------------------------ one chunk
-
-// The tokens [first, first + n) and what their gates come to. Tokens n .. padded_rows(n) are there
-// too, as tokens that do nothing: keys, queries, values and beta are 0.
-template <class T>
-struct Chunk {
-  int64_t first, n;
-  T* from_start;  // p_i
-  T* to_end;      // D_{n-1,j}
-  T* beta;
-  Matrix<T> decay;  // D, zero above the diagonal as far as panels reach
-  T total() const { return from_start[n - 1]; }
-  int64_t rows() const { return padded_rows<T>(n); }
-};
-
-// Products below the smallest normal number become 0: they are no part of any sum in T, and
-// arithmetic on subnormals is a hundred times slower.
-template <class T>
-inline T flushed(T x) {
-  return x < VectorOf<T>::kSmallestNormal ? T(0) : x;
-}
-template <class T>
-GRAFT_INLINE Vector<T> flushed_all(const Vector<T>& x) {
-  return x < VectorOf<T>::kSmallestNormal ? Vector<T>{} : x;
-}
-
-// Columns of D, a vector of them at a time, from the top: each row is the one above it times e.
-template <class T>
-void fill_decay(const Chunk<T>& chunk, const T* e) {
-  Vector<T> lane;
-  for (int64_t l = 0; l < kLanes<T>; ++l) lane[l] = static_cast<T>(l);
-  for (int64_t c = 0; c < chunk.rows(); c += kLanes<T>) {
-    Vector<T> run = {};
-    for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); ++i) {
-      run = flushed_all<T>(run * e[i]);
-      run = lane == static_cast<T>(i - c) ? Vector<T>{} + T(1) : run;
-      vec(chunk.decay.row(i) + c) = run;
-    }
-  }
-}
-
-// `e` has room for a chunk.
-template <class T>
-void load_gates(Rows<const T> g, Rows<const T> beta, const Chunk<T>& chunk, T* e) {
-  T product = 1;
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    e[i] = VectorOf<T>::exp(g.data[(chunk.first + i) * g.stride]);
-    chunk.beta[i] = beta.data[(chunk.first + i) * beta.stride];
-    product = flushed(product * e[i]);
-    chunk.from_start[i] = product;
-  }
-  for (int64_t i = chunk.n; i < chunk.rows(); ++i) e[i] = chunk.beta[i] = chunk.from_start[i] = 0;
-  fill_decay(chunk, e);
-  const T* last = chunk.decay.row(chunk.n - 1);
-  for (int64_t j = 0; j < chunk.rows(); ++j) chunk.to_end[j] = j < chunk.n ? last[j] : T(0);
-}
-
-// Rows [first, first + n) of a head, followed by rows of zeros.
-template <class T, class E>
-void load_rows(Rows<const E> in, const Chunk<T>& chunk, int64_t columns, T factor, Matrix<T> out) {
-  if (in.data == nullptr) return fill_zero(chunk.rows(), out);
-  load(in, chunk.first, chunk.n, columns, factor, out);
-  fill_zero(chunk.rows() - chunk.n, from(out, chunk.n));
-}
-
-// Rows as panels read them: where they lie, if whole panels do, else copied to `scratch`.
-template <class T, class E>
-Matrix<const T> panels_of(Rows<const E> in, const Chunk<T>& chunk, int64_t columns,
-                          Matrix<T> scratch) {
-  if constexpr (kSame<T, E>) {
-    if (in.data != nullptr && columns % kLanes<T> == 0 && chunk.n % kPanelRows == 0)
-      return {in.data + chunk.first * in.stride, in.stride};
-  }
-  load_rows(in, chunk, columns, T(1), scratch);
-  return of(scratch);
-}
-// Likewise where panels write them; finish_panels() brings home what went to `scratch`.
-template <class T, class E>
-Matrix<T> panels_for(Rows<E> out, const Chunk<T>& chunk, int64_t columns, Matrix<T> scratch) {
-  if constexpr (kSame<T, E>) {
-    if (columns % kLanes<T> == 0 && chunk.n % kPanelRows == 0)
-      return {out.data + chunk.first * out.stride, out.stride};
-  }
-  return scratch;
-}
-template <class T, class E>
-void finish_panels(Matrix<T> written, Matrix<T> scratch, const Chunk<T>& chunk, int64_t columns,
-                   Rows<E> out) {
-  if (written.data == scratch.data) store(scratch, chunk.first, chunk.n, columns, T(1), out);
-}
-
-// The states of several heads; the rest of a scratch serves one head after the other. A state lies
-// in columns of panels, each dense: a panel's walk through it then takes no more of the first-level
-// cache than it has to.
-template <class T>
-struct State {
-  T* data;
-  int64_t rows;  // padded
-
-  GRAFT_INLINE Matrix<T> columns(int64_t c) const {
-    return {data + c * rows,
-            2 * kLanes<T>};  // c is a multiple of two vectors, but for the last column of panels
-  }
-  int64_t size(int64_t value_dim) const { return rows * panel_columns<T>(value_dim); }
-};
-
-template <class T>
-struct States {
-  T* all;
-  int64_t rows, size;
-
-  States(const HeadShape& s, int64_t heads, Carver<T>& carve)
-      : rows(padded_rows<T>(s.key_dim)), size(rows * panel_columns<T>(s.value_dim)) {
-    all = carve.row(heads * size);
-  }
-  State<T> of(int64_t head) const { return {all + head * size, rows}; }
-};
+inline StateShape state_of(const HeadShape& s) { return {s.key_dim, s.value_dim, s.state_row()}; }
 
 template <class T>
 struct Scratch {
@@ -185,22 +69,6 @@ void chunk_scores(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T
             });
         for (int64_t r = i; r < i + kPanelRows; ++r) s.write.row(r)[r] = 0;
       });
-}
-
-template <class T>
-void load_state(const HeadShape& shape, const T* state, State<T> out) {
-  for (int64_t i = 0; i < out.size(shape.value_dim); ++i) out.data[i] = 0;
-  if (state == nullptr) return;
-  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
-    load<T, T>({state + c, shape.state_row()}, 0, shape.key_dim, width, T(1), out.columns(c));
-  });
-}
-
-template <class T>
-void store_state(const HeadShape& shape, State<T> in, T* state) {
-  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
-    store<T, T>(in.columns(c), 0, shape.key_dim, width, T(1), {state + c, shape.state_row()});
-  });
 }
 
 // ------------------------------------------------------------------ forward
@@ -289,9 +157,7 @@ struct ValueColumns {
     Panel<T, V> x;
     if (!zero_state) {
       x.load(of(s.state.columns(c), r));
-      for (auto& row : x.at) {
-        for (auto& value : row) value *= chunk.total();
-      }
+      x.scale_all(chunk.total());
     }
     multiply(x, chunk.n, of(s.k_t, r), of(s.u_end_panel));
     x.store(from(s.state.columns(c), r));
@@ -351,19 +217,19 @@ template <class T, class E>
 void forward(const HeadShape& shape, const HeadForward<T, E>* heads, int64_t count, T* scratch) {
   Carver<T> carve(scratch);
   Scratch<T> s(shape, carve);
-  const States<T> states(shape, count, carve);
-  for (int64_t h = 0; h < count; ++h) load_state(shape, heads[h].state_in, states.of(h));
+  const States<T> states(state_of(shape), count, carve);
+  for (int64_t h = 0; h < count; ++h) load_state(state_of(shape), heads[h].state_in, states.of(h));
   for (int64_t index = 0; index < shape.chunks(); ++index) {
     for (int64_t h = 0; h < count; ++h) {
       const HeadForward<T, E>& io = heads[h];
       s.state = states.of(h);
       if (io.borders != nullptr)
-        store_state(shape, s.state, io.borders + index * shape.state_size());
+        store_state(state_of(shape), s.state, io.borders + index * shape.state_size());
       forward_chunk(shape, io, index, index == 0 && io.state_in == nullptr, s);
     }
   }
   for (int64_t h = 0; h < count; ++h) {
-    if (heads[h].state_out != nullptr) store_state(shape, states.of(h), heads[h].state_out);
+    if (heads[h].state_out != nullptr) store_state(state_of(shape), states.of(h), heads[h].state_out);
   }
 }
 
@@ -393,42 +259,6 @@ struct BackwardScratch {
     range = carve.row(c);
     dbeta = carve.row(c);
   }
-};
-
-// What the decays of a chunk receive. With X_ij = dL/dD_ij D_ij, where j = -1 stands for the state
-// at the chunk's start and i = n for the one at its end, dL/dg_m = sum of X_ij over j < m <= i:
-// running sums of rows from the bottom, so that every term of dg_m truly contains e_m and a reset
-// gets exactly 0.
-template <class T>
-struct DecayGradient {
-  const T* from_state;  // X_{i,-1}
-  const T* to_state;    // X_{n,j}
-  T across;             // X_{n,-1}
-  Matrix<T> inside;     // X_ij, read below the diagonal
-};
-
-template <class T>
-void decay_gradient(const Chunk<T>& chunk, const DecayGradient<T>& x, T* range, Rows<T> dg) {
-  for (int64_t j = 0; j < chunk.rows(); ++j) range[j] = j < chunk.n ? x.to_state[j] : T(0);
-  T from_state = x.across;
-  for (int64_t m = chunk.n - 1; m >= 0; --m) {
-    const T* row = x.inside.row(m);
-    from_state += x.from_state[m];
-    Vector<T> sums = {};
-    int64_t c = 0;
-    for (; c + kLanes<T> <= m; c += kLanes<T>) {
-      vec(range + c) += vec(row + c);
-      sums += vec(range + c);
-    }
-    T total = from_state + sum<T>(sums);
-    for (; c < m; ++c) total += (range[c] += row[c]);
-    dg.data[(chunk.first + m) * dg.stride] = total;
-  }
-}
-
-struct ChunkEnds {
-  bool zero_start;  // the state at the chunk's start is zero and nobody wants its gradient
-  bool zero_d_end;  // nothing flows back from the state at the chunk's end
 };
 
 // The value columns from c on of what flows back through u, err and the state.
@@ -484,9 +314,7 @@ struct ValueGradients {
     Panel<T, V> x;
     if (!ends.zero_d_end) {
       x.load(of(b.d_state.columns(c), r));
-      for (auto& row : x.at) {
-        for (auto& value : row) value *= chunk.total();
-      }
+      x.scale_all(chunk.total());
     }
     multiply<Left::kColumns>(x, chunk.n, of(s.q, 0, r), of(b.decayed_d_o));
     multiply<Left::kColumns, Sign::kMinus>(x, chunk.n, of(s.k, 0, r), of(b.decayed_z));
@@ -556,9 +384,7 @@ struct KeyGradients {
       x.add_dots(of(s.q, i, c), b.from_state + i);
     }
     multiply(x, i + kPanelRows, of(b.d_read, i), of(s.k, 0, c));
-    for (auto& row : x.at) {
-      for (auto& value : row) value *= scale;
-    }
+    x.scale_all(scale);
     x.store(from(dq, i, c));
   }
 
@@ -600,15 +426,8 @@ void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t 
       vec(s.u_end.row(i) + c) = chunk.to_end[i] * vec(s.u.row(i) + c);
     }
   }
-  if (!ends.zero_start) load_state(shape, io.borders + index * shape.state_size(), s.state);
+  if (!ends.zero_start) load_state(state_of(shape), io.borders + index * shape.state_size(), s.state);
   chunk_scores(shape, chunk, s);
-}
-
-template <class T>
-void transpose_state(const HeadShape& shape, State<T> in, Matrix<T> out) {
-  for_column_panels<T>(shape.value_dim, [&](int64_t c, int64_t width) {
-    transpose_padded(shape.key_dim, width, in.columns(c), from(out, c));
-  });
 }
 
 template <class T, class E>
@@ -623,8 +442,8 @@ void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_
   fill_zero<T>(1, {b.to_state, chunk.rows()});
   fill_zero<T>(1, {b.dbeta, chunk.rows()});
   DecayGradient<T> x{b.from_state, b.to_state, 0, s.read};
-  if (!ends.zero_start) transpose_state(shape, s.state, b.state_t);
-  if (!ends.zero_d_end) transpose_state(shape, b.d_state, b.d_state_t);
+  if (!ends.zero_start) transpose_state(state_of(shape), s.state, b.state_t);
+  if (!ends.zero_d_end) transpose_state(state_of(shape), b.d_state, b.d_state_t);
   if (!ends.zero_start && !ends.zero_d_end)
     x.across = chunk.total() * dot(s.state.size(dv), s.state.data, b.d_state.data);
 
@@ -650,7 +469,7 @@ int64_t scratch_size(const HeadShape& shape, int64_t heads) {
   Carver<T> carve(nullptr);
   Scratch<T> forward(shape, carve);
   BackwardScratch<T> backward(shape, carve);
-  States<T> states(shape, heads + 1, carve);
+  States<T> states(state_of(shape), heads + 1, carve);
   return carve.used();
 }
 
@@ -659,9 +478,9 @@ void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t c
   Carver<T> carve(scratch);
   Scratch<T> s(shape, carve);
   BackwardScratch<T> b(shape, carve);
-  const States<T> d_states(shape, count, carve), state(shape, 1, carve);
+  const States<T> d_states(state_of(shape), count, carve), state(state_of(shape), 1, carve);
   s.state = state.of(0);
-  for (int64_t h = 0; h < count; ++h) load_state(shape, heads[h].d_state_out, d_states.of(h));
+  for (int64_t h = 0; h < count; ++h) load_state(state_of(shape), heads[h].d_state_out, d_states.of(h));
   const int64_t last = shape.chunks() - 1;
   for (int64_t index = last; index >= 0; --index) {
     for (int64_t h = 0; h < count; ++h) {
@@ -673,7 +492,7 @@ void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t c
     }
   }
   for (int64_t h = 0; h < count; ++h) {
-    if (heads[h].d_state_in != nullptr) store_state(shape, d_states.of(h), heads[h].d_state_in);
+    if (heads[h].d_state_in != nullptr) store_state(state_of(shape), d_states.of(h), heads[h].d_state_in);
   }
 }
 
@@ -757,7 +576,7 @@ template <class T, class E>
 void step(const HeadShape& given, const HeadForward<T, E>& io, T* scratch) {
   Carver<T> carve(scratch);
   Scratch<T> s(given, carve);
-  s.state = States<T>(given, 1, carve).of(0);
+  s.state = States<T>(state_of(given), 1, carve).of(0);
   HeadShape shape = given;
   const T* in = io.state_in;
   T* out = io.state_out;

@@ -30,6 +30,22 @@ struct Panel {
       for (unsigned v = 0; v < V; ++v) at[r][v] *= factors[r];
     }
   }
+  GRAFT_INLINE void scale_all(T factor) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] *= factor;
+    }
+  }
+  GRAFT_INLINE void add_row(const T* row) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] += vec(row + v * kLanes<T>);
+    }
+  }
+  // at += column row
+  GRAFT_INLINE void add_outer(const T* column, const T* row) {
+    for (unsigned r = 0; r < kPanelRows; ++r) {
+      for (unsigned v = 0; v < V; ++v) at[r][v] += column[r] * vec(row + v * kLanes<T>);
+    }
+  }
   GRAFT_INLINE void multiply_by(const Panel& other) {
     for (unsigned r = 0; r < kPanelRows; ++r) {
       for (unsigned v = 0; v < V; ++v) at[r][v] *= other.at[r][v];
