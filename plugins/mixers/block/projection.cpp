@@ -28,6 +28,38 @@ struct MatrixView {
   MatrixView(const MatrixView&) = delete;
 };
 
+// c = op(a) op(b) [+ c], op(a) [m,k], op(b) [k,n], all contiguous. By the host; one that offers no
+// GEMM gets plain loops.
+template <class T>
+struct Gemm {
+  bool transpose_a, transpose_b;
+  int64_t m, n, k;
+  const T *a, *b;
+  bool add;
+  T* c;
+
+  void run() const {
+    if (sdk::host_extension<graft_host_blas>(GRAFT_HOST_EXT_BLAS) == nullptr) return by_itself();
+    const MatrixView<T> left(a, transpose_a ? k : m, transpose_a ? m : k);
+    const MatrixView<T> right(b, transpose_b ? n : k, transpose_b ? k : n);
+    MatrixView<T> out(c, m, n);
+    sdk::gemm(transpose_a, transpose_b, 1, left.tensor, right.tensor, add ? 1 : 0, out.tensor);
+  }
+
+ private:
+  void by_itself() const {
+    for_each_unit(m, n * k, [&](int64_t i, int64_t) {
+      T* row = c + i * n;
+      if (!add) std::fill_n(row, n, T(0));
+      for (int64_t l = 0; l < k; ++l) {
+        const T left = transpose_a ? a[l * m + i] : a[i * k + l];
+        for (int64_t j = 0; j < n; ++j)
+          row[j] += left * (transpose_b ? b[j * k + l] : b[l * n + j]);
+      }
+    });
+  }
+};
+
 template <class T>
 void few_rows(const Projection<T>& p, int64_t rows, const T* x, T* y) {
   constexpr int64_t kColumns = 64;
@@ -59,15 +91,13 @@ void project(const Projection<T>& p, int64_t rows, const T* x, T* y) {
   if (rows <= kFewRows) return few_rows(p, rows, x, y);
   const bool with_bias = p.bias != nullptr;
   for (int64_t r = 0; with_bias && r < rows; ++r) std::copy_n(p.bias, p.out, y + r * p.out);
-  MatrixView<T> a(x, rows, p.in), b(p.weight, p.out, p.in), c(y, rows, p.out);
-  sdk::gemm(false, true, 1, a.tensor, b.tensor, with_bias ? 1 : 0, c.tensor);
+  Gemm<T>{false, true, rows, p.out, p.in, x, p.weight, with_bias, y}.run();
 }
 
 template <class T>
 void project_backward_input(const Projection<T>& p, int64_t rows, const T* dy, bool add, T* dx) {
   if (dx == nullptr || rows == 0) return;
-  MatrixView<T> a(dy, rows, p.out), b(p.weight, p.out, p.in), c(dx, rows, p.in);
-  sdk::gemm(false, false, 1, a.tensor, b.tensor, add ? 1 : 0, c.tensor);
+  Gemm<T>{false, false, rows, p.in, p.out, dy, p.weight, add, dx}.run();
 }
 
 template <class T>
@@ -79,8 +109,7 @@ void project_backward_params(const Projection<T>& p, int64_t rows, const T* x, c
     if (!d.accumulate) std::fill_n(d.weight, p.out * p.in, T(0));
     return;
   }
-  MatrixView<T> a(dy, rows, p.out), b(x, rows, p.in), c(d.weight, p.out, p.in);
-  sdk::gemm(true, false, 1, a.tensor, b.tensor, d.accumulate ? 1 : 0, c.tensor);
+  Gemm<T>{true, false, p.out, p.in, rows, dy, x, d.accumulate, d.weight}.run();
 }
 
 template <class T>

@@ -1,8 +1,8 @@
 // The delta rule of gdn_kernel.h for one instruction set; see vector-inl.h and chunk-inl.h.
 #pragma once
 
-#include "gdn_kernel.h"
 #include "chunk-inl.h"
+#include "gdn_kernel.h"
 
 namespace graft::gdn::GRAFT_ISA {
 namespace {
@@ -229,7 +229,8 @@ void forward(const HeadShape& shape, const HeadForward<T, E>* heads, int64_t cou
     }
   }
   for (int64_t h = 0; h < count; ++h) {
-    if (heads[h].state_out != nullptr) store_state(state_of(shape), states.of(h), heads[h].state_out);
+    if (heads[h].state_out != nullptr)
+      store_state(state_of(shape), states.of(h), heads[h].state_out);
   }
 }
 
@@ -426,7 +427,8 @@ void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t 
       vec(s.u_end.row(i) + c) = chunk.to_end[i] * vec(s.u.row(i) + c);
     }
   }
-  if (!ends.zero_start) load_state(state_of(shape), io.borders + index * shape.state_size(), s.state);
+  if (!ends.zero_start)
+    load_state(state_of(shape), io.borders + index * shape.state_size(), s.state);
   chunk_scores(shape, chunk, s);
 }
 
@@ -480,7 +482,8 @@ void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t c
   BackwardScratch<T> b(shape, carve);
   const States<T> d_states(state_of(shape), count, carve), state(state_of(shape), 1, carve);
   s.state = state.of(0);
-  for (int64_t h = 0; h < count; ++h) load_state(state_of(shape), heads[h].d_state_out, d_states.of(h));
+  for (int64_t h = 0; h < count; ++h)
+    load_state(state_of(shape), heads[h].d_state_out, d_states.of(h));
   const int64_t last = shape.chunks() - 1;
   for (int64_t index = last; index >= 0; --index) {
     for (int64_t h = 0; h < count; ++h) {
@@ -492,7 +495,8 @@ void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t c
     }
   }
   for (int64_t h = 0; h < count; ++h) {
-    if (heads[h].d_state_in != nullptr) store_state(state_of(shape), d_states.of(h), heads[h].d_state_in);
+    if (heads[h].d_state_in != nullptr)
+      store_state(state_of(shape), d_states.of(h), heads[h].d_state_in);
   }
 }
 

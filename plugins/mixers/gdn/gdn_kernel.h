@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "isa.h"
 #include "matrix.h"
 
 namespace graft::gdn {
@@ -86,9 +87,8 @@ struct HeadKernels {
   void (*step)(const HeadShape&, const HeadForward<T, E>&, T* scratch);
 };
 
-// How many heads of a sequence a thread best does at once, at most kHeadsAtOnce: as many as leave
-// work for every thread and states in the second-level cache.
-inline constexpr int64_t kHeadsAtOnce = 16;
+// How many heads of a sequence a thread best does at once; see isa.h.
+using kernels::kHeadsAtOnce;
 int64_t heads_at_once(const HeadShape& shape, int64_t heads, int64_t sequences, int threads);
 
 struct Kernels {

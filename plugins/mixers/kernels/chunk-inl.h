@@ -34,14 +34,15 @@ GRAFT_INLINE Vector<T> flushed_all(const Vector<T>& x) {
   return x < VectorOf<T>::kSmallestNormal ? Vector<T>{} : x;
 }
 
-// Columns of D, a vector of them at a time, from the top: each row is the one above it times e.
+// Columns of D, a vector of them at a time, from the top: each row is the one above it times e. Above the diagonal it is 0
+// from the first row of a column panel on.
 template <class T>
 void fill_decay(const Chunk<T>& chunk, const T* e) {
   Vector<T> lane;
   for (int64_t l = 0; l < kLanes<T>; ++l) lane[l] = static_cast<T>(l);
   for (int64_t c = 0; c < chunk.rows(); c += kLanes<T>) {
     Vector<T> run = {};
-    for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); ++i) {
+    for (int64_t i = c / (2 * kLanes<T>)*2 * kLanes<T>; i < chunk.rows(); ++i) {
       run = flushed_all<T>(run * e[i]);
       run = lane == static_cast<T>(i - c) ? Vector<T>{} + T(1) : run;
       vec(chunk.decay.row(i) + c) = run;

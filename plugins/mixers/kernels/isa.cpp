@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -45,6 +46,16 @@ std::string_view choose() {
 }
 
 }  // namespace
+
+int64_t heads_at_once(int64_t state_size, int64_t heads, int64_t sequences, int threads) {
+  constexpr int64_t kStatesInCache = 64 * 1024;  // numbers
+  constexpr int64_t kGroupsPerThread = 3;        // so that none waits long for the last one
+  const int64_t rows = std::max<int64_t>(sequences, 1);
+  const int64_t groups = std::max<int64_t>((kGroupsPerThread * threads + rows - 1) / rows, 1);
+  const int64_t shared = (heads + groups - 1) / groups;
+  const int64_t fitting = kStatesInCache / std::max<int64_t>(state_size, 1);
+  return std::clamp<int64_t>(shared, 1, std::clamp<int64_t>(fitting, 1, kHeadsAtOnce));
+}
 
 std::string_view chosen_isa() {
   static const std::string_view isa = choose();

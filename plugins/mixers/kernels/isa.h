@@ -7,6 +7,8 @@
 // names that would do.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -20,6 +22,11 @@ bool runs(std::string_view isa) noexcept;
 
 // The widest set that runs, or the one that GRAFT_ISA names. Read once.
 std::string_view chosen_isa();
+
+// Heads of a sequence that a thread best does at once, at most kHeadsAtOnce: as many as leave work
+// for every thread and keep their states, of `state_size` numbers each, in the second-level cache.
+inline constexpr int64_t kHeadsAtOnce = 16;
+int64_t heads_at_once(int64_t state_size, int64_t heads, int64_t sequences, int threads);
 
 // The table of `isa`, or nullptr when it is unknown or this processor cannot run it.
 template <class Table>
@@ -41,11 +48,11 @@ const Table& best_table(std::span<const Table* const> tables) {
   return *best;
 }
 
-template <class Table, size_t n>
+template <class Table, std::size_t n>
 const Table* table_of(const Table* const (&tables)[n], std::string_view isa) {
   return table_of(std::span<const Table* const>(tables), isa);
 }
-template <class Table, size_t n>
+template <class Table, std::size_t n>
 const Table& best_table(const Table* const (&tables)[n]) {
   return best_table(std::span<const Table* const>(tables));
 }

@@ -14,14 +14,16 @@ inline StateShape state_of(const HeadShape& s) { return {s.features, s.value_dim
 
 // ------------------------------------------------------------------ feature maps
 
-// One of the two maps: weights as the products want them, [rows, head_dim] and its transpose, padded.
+// One of the two maps: weights as the products want them, [rows, head_dim] and its transpose,
+// padded.
 template <class T>
 struct Map {
   Matrix<T> weight, weight_t;
   T* bias;
   int64_t rows, columns;
 
-  Map(const HeadShape& s, Carver<T>& carve) : rows(s.maps ? s.features / 2 : 0), columns(s.head_dim) {
+  Map(const HeadShape& s, Carver<T>& carve)
+      : rows(s.maps ? s.features / 2 : 0), columns(s.head_dim) {
     weight = carve.matrix(padded_rows<T>(rows), padded_rows<T>(s.maps ? columns : 0));
     weight_t = carve.matrix(padded_rows<T>(s.maps ? columns : 0), padded_rows<T>(rows));
     bias = carve.row(padded_rows<T>(rows));
@@ -31,7 +33,8 @@ struct Map {
     fill_zero(padded_rows<T>(rows), weight);
     load<T, T>({map.weight, columns}, 0, rows, columns, T(1), weight);
     transpose_padded(rows, columns, weight, weight_t);
-    for (int64_t r = 0; r < padded_rows<T>(rows); ++r) bias[r] = r < rows && map.bias != nullptr ? map.bias[r] : T(0);
+    for (int64_t r = 0; r < padded_rows<T>(rows); ++r)
+      bias[r] = r < rows && map.bias != nullptr ? map.bias[r] : T(0);
   }
 };
 
@@ -70,22 +73,25 @@ void softmax_of_both_signs(int64_t n, const T* z, T* out) {
 
 // W u + b of a chunk's rows, padded, into z.
 template <class T>
-void map_rows(const HeadShape& shape, const Chunk<T>& chunk, const Map<T>& map, Matrix<T> u, Matrix<T> z) {
-  for_columns<T>(map.rows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-    for_rows(chunk.rows(), [&](int64_t i) __attribute__((always_inline)) {
-      Panel<T, V> x;
-      multiply(x, shape.head_dim, of(u, i), of(map.weight_t, 0, c));
-      x.add_row(map.bias + c);
-      x.store(from(z, i, c));
-    });
-  });
+void map_rows(const HeadShape& shape, const Chunk<T>& chunk, const Map<T>& map, Matrix<T> u,
+              Matrix<T> z) {
+  for_columns<T>(
+      map.rows, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+        for_rows(
+            chunk.rows(), [&](int64_t i) __attribute__((always_inline)) {
+              Panel<T, V> x;
+              multiply(x, shape.head_dim, of(u, i), of(map.weight_t, 0, c));
+              x.add_row(map.bias + c);
+              x.store(from(z, i, c));
+            });
+      });
 }
 
-// The features of a chunk from its rows u: the softmax in `soft`, with the floor in `phi` (which may be `soft`). Rows behind
-// the chunk's are 0.
+// The features of a chunk from its rows u: the softmax in `soft`, with the floor in `phi` (which
+// may be `soft`). Rows behind the chunk's are 0.
 template <class T>
-void features(const HeadShape& shape, const Chunk<T>& chunk, const Map<T>& map, T floor, Matrix<T> u, Matrix<T> z,
-              Matrix<T> soft, Matrix<T> phi) {
+void features(const HeadShape& shape, const Chunk<T>& chunk, const Map<T>& map, T floor,
+              Matrix<T> u, Matrix<T> z, Matrix<T> soft, Matrix<T> phi) {
   map_rows(shape, chunk, map, u, z);
   for (int64_t i = 0; i < chunk.rows(); ++i) {
     T *p = soft.row(i), *out = phi.row(i);
@@ -108,7 +114,8 @@ struct Scratch {
   T *from_start, *to_end, *dt, *e, *norm, *inverse_norm;
 
   Scratch(const HeadShape& s, Carver<T>& carve) : map_q(s, carve), map_k(s, carve) {
-    const int64_t c = padded_rows<T>(s.chunk), f = padded_rows<T>(s.features), v_ = padded_rows<T>(s.value_dim);
+    const int64_t c = padded_rows<T>(s.chunk), f = padded_rows<T>(s.features),
+                  v_ = padded_rows<T>(s.value_dim);
     u = carve.matrix(c, padded_rows<T>(s.head_dim));
     logits = carve.matrix(c, padded_rows<T>(s.features / 2));
     q = carve.matrix(c, f);
@@ -142,7 +149,8 @@ struct HeadStates {
   int64_t z_size;
 
   HeadStates(const HeadShape& shape, int64_t heads, Carver<T>& carve)
-      : s(kernels::GRAFT_ISA::States<T>(state_of(shape), heads, carve)), z_size(padded_rows<T>(shape.features)) {
+      : s(kernels::GRAFT_ISA::States<T>(state_of(shape), heads, carve)),
+        z_size(padded_rows<T>(shape.features)) {
     z = carve.row(heads * z_size);
   }
   T* z_of(int64_t head) const { return z + head * z_size; }
@@ -167,19 +175,21 @@ void store_head_state(const HeadShape& shape, State<T> s, const T* z, T* out) {
 template <class T>
 void chunk_scores(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s) {
   transpose_padded(chunk.rows(), shape.features, s.k, s.k_t);
-  for_columns<T>(chunk.rows(), [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-    for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); i += kPanelRows) {
-      Panel<T, V> x;
-      multiply(x, shape.features, of(s.q, i), of(s.k_t, 0, c));
-      x.multiply_by(of(s.decay, i, c));
-      x.store(from(s.read, i, c));
-    }
-  });
+  for_columns<T>(
+      chunk.rows(), [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+        for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); i += kPanelRows) {
+          Panel<T, V> x;
+          multiply(x, shape.features, of(s.q, i), of(s.k_t, 0, c));
+          x.multiply_by(of(s.decay, i, c));
+          x.store(from(s.read, i, c));
+        }
+      });
 }
 
 // Queries and keys of a chunk as features, in s.q and s.k.
 template <class T, class Call>
-void load_features(const HeadShape& shape, const Call& io, const Chunk<T>& chunk, const Scratch<T>& s) {
+void load_features(const HeadShape& shape, const Call& io, const Chunk<T>& chunk,
+                   const Scratch<T>& s) {
   if (!shape.maps) {
     load_rows(io.q, chunk, shape.features, T(1), s.q);
     load_rows(io.k, chunk, shape.features, T(1), s.k);
@@ -210,7 +220,8 @@ template <class T>
 void advance_z(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s) {
   for (int64_t f = 0; f < padded_rows<T>(shape.features); f += kLanes<T>) {
     Vector<T> x = chunk.total() * vec(s.z + f);
-    for (int64_t j = 0; j < chunk.n; ++j) x += (chunk.to_end[j] * chunk.beta[j]) * vec(s.k.row(j) + f);
+    for (int64_t j = 0; j < chunk.n; ++j)
+      x += (chunk.to_end[j] * chunk.beta[j]) * vec(s.k.row(j) + f);
     vec(s.z + f) = x;
   }
 }
@@ -227,37 +238,39 @@ struct ValueColumns {
   int64_t c;
 
   GRAFT_INLINE void run() const {
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
-      Panel<T, V> x;
-      if (!zero_state) {
-        multiply(x, shape.features, of(s.q, i), of(s.state.columns(c)));
-        x.scale(chunk.from_start + i);
-      }
-      multiply(x, i + kPanelRows, of(s.read, i), {v.data + c, v.ld});
-      if (shape.normalise) x.scale(s.inverse_norm + i);
-      x.store(from(o, i, c));
-    });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+          Panel<T, V> x;
+          if (!zero_state) {
+            multiply(x, shape.features, of(s.q, i), of(s.state.columns(c)));
+            x.scale(chunk.from_start + i);
+          }
+          multiply(x, i + kPanelRows, of(s.read, i), {v.data + c, v.ld});
+          if (shape.normalise) x.scale(s.inverse_norm + i);
+          x.store(from(o, i, c));
+        });
     for (int64_t j = 0; j < chunk.n; ++j) {
       for (unsigned x = 0; x < V; ++x) {
         vec(s.v_end.row(j) + x * kLanes<T>) =
             (chunk.to_end[j] * chunk.beta[j]) * vec(v.data + j * v.ld + c + x * kLanes<T>);
       }
     }
-    for_rows(shape.features, [&](int64_t r) __attribute__((always_inline)) {
-      Panel<T, V> x;
-      if (!zero_state) {
-        x.load(of(s.state.columns(c), r));
-        x.scale_all(chunk.total());
-      }
-      multiply(x, chunk.n, of(s.k_t, r), of(s.v_end));
-      x.store(from(s.state.columns(c), r));
-    });
+    for_rows(
+        shape.features, [&](int64_t r) __attribute__((always_inline)) {
+          Panel<T, V> x;
+          if (!zero_state) {
+            x.load(of(s.state.columns(c), r));
+            x.scale_all(chunk.total());
+          }
+          multiply(x, chunk.n, of(s.k_t, r), of(s.v_end));
+          x.store(from(s.state.columns(c), r));
+        });
   }
 };
 
 template <class T, class E>
-void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t index, bool zero_state,
-                   const Scratch<T>& s) {
+void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t index,
+                   bool zero_state, const Scratch<T>& s) {
   const Chunk<T> chunk = s.chunk(shape, index);
   const int64_t dv = shape.value_dim;
   load_gates(io.g, io.dt, chunk, s.e);
@@ -265,14 +278,16 @@ void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t 
   chunk_scores(shape, chunk, s);
   if (io.dt.data != nullptr) {
     for (int64_t i = 0; i < chunk.rows(); ++i) {
-      for (int64_t c = 0; c < chunk.rows(); c += kLanes<T>) vec(s.read.row(i) + c) *= vec(chunk.beta + c);
+      for (int64_t c = 0; c < chunk.rows(); c += kLanes<T>)
+        vec(s.read.row(i) + c) *= vec(chunk.beta + c);
     }
   }
   if (shape.normalise) {
     chunk_norms(shape, chunk, s, io.eps);
     advance_z(shape, chunk, s);
     if (io.norm.data != nullptr)
-      store<T, T>({s.norm, 1}, 0, chunk.n, 1, T(1), {io.norm.data + chunk.first * io.norm.stride, io.norm.stride});
+      store<T, T>({s.norm, 1}, 0, chunk.n, 1, T(1),
+                  {io.norm.data + chunk.first * io.norm.stride, io.norm.stride});
   }
   const Matrix<const T> v = panels_of(io.v, chunk, dv, s.v);
   const Matrix<T> o = panels_for(io.o, chunk, dv, s.o);
@@ -287,7 +302,8 @@ void forward(const HeadShape& shape, const HeadForward<T, E>* heads, int64_t cou
   Carver<T> carve(scratch);
   Scratch<T> s(shape, carve);
   const HeadStates<T> states(shape, count, carve);
-  for (int64_t h = 0; h < count; ++h) load_head_state(shape, heads[h].state_in, states.s.of(h), states.z_of(h));
+  for (int64_t h = 0; h < count; ++h)
+    load_head_state(shape, heads[h].state_in, states.s.of(h), states.z_of(h));
   for (int64_t index = 0; index < shape.chunks(); ++index) {
     for (int64_t h = 0; h < count; ++h) {
       const HeadForward<T, E>& io = heads[h];
@@ -295,12 +311,14 @@ void forward(const HeadShape& shape, const HeadForward<T, E>* heads, int64_t cou
       s.z = states.z_of(h);
       s.map_q.load_weights(io.map_q);
       s.map_k.load_weights(io.map_k);
-      if (io.borders != nullptr) store_head_state(shape, s.state, s.z, io.borders + index * shape.state_size());
+      if (io.borders != nullptr)
+        store_head_state(shape, s.state, s.z, io.borders + index * shape.state_size());
       forward_chunk(shape, io, index, index == 0 && io.state_in == nullptr, s);
     }
   }
   for (int64_t h = 0; h < count; ++h) {
-    if (heads[h].state_out != nullptr) store_head_state(shape, states.s.of(h), states.z_of(h), heads[h].state_out);
+    if (heads[h].state_out != nullptr)
+      store_head_state(shape, states.s.of(h), states.z_of(h), heads[h].state_out);
   }
 }
 
@@ -310,11 +328,13 @@ template <class T>
 struct BackwardScratch {
   State<T> d_state;  // of the head at hand, and that of z; not carved here
   T* d_z;
-  Matrix<T> u_q, u_k, soft_q, soft_k, v_t, dn, decayed_dn, state_t, d_state_t, dv, d_read, d_phi, d_logits, d_u;
+  Matrix<T> u_q, u_k, soft_q, soft_k, v_t, dn, decayed_dn, state_t, d_state_t, dv, d_read, d_phi,
+      d_logits, d_u;
   T *d_norm, *d_norm_decayed, *weight_end, *from_state, *to_state, *range, *d_dt;
 
   BackwardScratch(const HeadShape& s, Carver<T>& carve) {
-    const int64_t c = padded_rows<T>(s.chunk), f = padded_rows<T>(s.features), v = padded_rows<T>(s.value_dim);
+    const int64_t c = padded_rows<T>(s.chunk), f = padded_rows<T>(s.features),
+                  v = padded_rows<T>(s.value_dim);
     const int64_t mapped = s.maps ? c : 0;
     u_q = carve.matrix(mapped, padded_rows<T>(s.head_dim));
     u_k = carve.matrix(mapped, padded_rows<T>(s.head_dim));
@@ -340,10 +360,11 @@ struct BackwardScratch {
   }
 };
 
-// The gradients of numerators and normalisers: dn_i = d_o_i / norm_i, d_norm_i = -(d_o_i . o_i) / norm_i.
+// The gradients of numerators and normalisers: dn_i = d_o_i / norm_i, d_norm_i = -(d_o_i . o_i) /
+// norm_i.
 template <class T, class E>
-void output_gradients(const HeadShape& shape, const HeadBackward<T, E>& io, const Chunk<T>& chunk, const Scratch<T>& s,
-                      const BackwardScratch<T>& b) {
+void output_gradients(const HeadShape& shape, const HeadBackward<T, E>& io, const Chunk<T>& chunk,
+                      const Scratch<T>& s, const BackwardScratch<T>& b) {
   load_rows(io.d_o, chunk, shape.value_dim, T(1), b.dn);
   if (shape.normalise) load_rows(io.o, chunk, shape.value_dim, T(1), s.o);
   for (int64_t i = 0; i < chunk.rows(); ++i) {
@@ -389,40 +410,47 @@ struct ValueGradients {
     x.store(from(b.d_state.columns(c), r));
   }
   GRAFT_INLINE void run() const {
-    for_rows(chunk.n, [&](int64_t j) __attribute__((always_inline)) { values(j); });
+    for_rows(
+        chunk.n, [&](int64_t j) __attribute__((always_inline)) { values(j); });
     if (ends.zero_start) return;
     for (int64_t i = 0; i < chunk.n; ++i) {
       for (unsigned x = 0; x < V; ++x)
-        vec(b.decayed_dn.row(i) + x * kLanes<T>) = chunk.from_start[i] * vec(b.dn.row(i) + c + x * kLanes<T>);
+        vec(b.decayed_dn.row(i) + x * kLanes<T>) =
+            chunk.from_start[i] * vec(b.dn.row(i) + c + x * kLanes<T>);
     }
-    for_rows(shape.features, [&](int64_t r) __attribute__((always_inline)) { retreat(r); });
+    for_rows(
+        shape.features, [&](int64_t r) __attribute__((always_inline)) { retreat(r); });
   }
 };
 
-// With G_ij = dn_i . v_j + d_norm_i, the gradient of w_ij: d_read = G D dt, the gradient of the features' products; in s.read
-// the X_ij = G read dt of DecayGradient; and each dt_j gets sum_i G_ij read_ij.
+// With G_ij = dn_i . v_j + d_norm_i, the gradient of w_ij: d_read = G D dt, the gradient of the
+// features' products; in s.read the X_ij = G read dt of DecayGradient; and each dt_j gets sum_i
+// G_ij read_ij.
 template <class T>
-void score_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b) {
+void score_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
+                     const BackwardScratch<T>& b) {
   transpose_padded(chunk.rows(), shape.value_dim, s.v, b.v_t);
-  for_columns<T>(chunk.rows(), [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-    Vector<T> column[V] = {};
-    for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); i += kPanelRows) {
-      Panel<T, V> x;
-      multiply(x, shape.value_dim, of(b.dn, i), of(b.v_t, 0, c));
+  for_columns<T>(
+      chunk.rows(), [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+        Vector<T> column[V] = {};
+        for (int64_t i = c / kPanelRows * kPanelRows; i < chunk.rows(); i += kPanelRows) {
+          Panel<T, V> x;
+          multiply(x, shape.value_dim, of(b.dn, i), of(b.v_t, 0, c));
 #pragma GCC unroll 8
-      for (unsigned r = 0; r < kPanelRows; ++r) {
-        for (unsigned v = 0; v < V; ++v) {
-          const int64_t at = c + v * kLanes<T>;
-          const Vector<T> g = x.at[r][v] + b.d_norm[i + r];
-          const Vector<T> product = g * vec(s.read.row(i + r) + at);
-          column[v] += product;
-          vec(s.read.row(i + r) + at) = product * vec(chunk.beta + at);
-          vec(b.d_read.row(i + r) + at) = g * vec(chunk.decay.row(i + r) + at) * vec(chunk.beta + at);
+          for (unsigned r = 0; r < kPanelRows; ++r) {
+            for (unsigned v = 0; v < V; ++v) {
+              const int64_t at = c + v * kLanes<T>;
+              const Vector<T> g = x.at[r][v] + b.d_norm[i + r];
+              const Vector<T> product = g * vec(s.read.row(i + r) + at);
+              column[v] += product;
+              vec(s.read.row(i + r) + at) = product * vec(chunk.beta + at);
+              vec(b.d_read.row(i + r) + at) =
+                  g * vec(chunk.decay.row(i + r) + at) * vec(chunk.beta + at);
+            }
+          }
         }
-      }
-    }
-    for (unsigned v = 0; v < V; ++v) vec(b.d_dt + c + v * kLanes<T>) += column[v];
-  });
+        for (unsigned v = 0; v < V; ++v) vec(b.d_dt + c + v * kLanes<T>) += column[v];
+      });
 }
 
 // Feature columns from c on of the gradients of phi_q (`queries`) or phi_k.
@@ -462,8 +490,8 @@ struct FeatureGradients {
 
 // Through the floor and the softmax: d_logits = d[W u + b] from d_phi.
 template <class T>
-void softmax_gradient(const HeadShape& shape, const Chunk<T>& chunk, T floor, Matrix<T> soft, Matrix<T> d_phi,
-                      Matrix<T> d_logits) {
+void softmax_gradient(const HeadShape& shape, const Chunk<T>& chunk, T floor, Matrix<T> soft,
+                      Matrix<T> d_phi, Matrix<T> d_logits) {
   const int64_t n = shape.features / 2;
   for (int64_t i = 0; i < chunk.rows(); ++i) {
     const T* p = soft.row(i);
@@ -478,27 +506,33 @@ void softmax_gradient(const HeadShape& shape, const Chunk<T>& chunk, T floor, Ma
   }
 }
 
-// From the gradients of the features to those of the rows u, of W and of b; the last two are added to.
+// From the gradients of the features to those of the rows u, of W and of b; the last two are added
+// to.
 template <class T>
-void map_gradients(const HeadShape& shape, const Chunk<T>& chunk, const BackwardScratch<T>& b, const Map<T>& map, Matrix<T> u,
-                   T* d_weight, T* d_bias) {
-  for_columns<T>(shape.head_dim, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) {
-      Panel<T, V> x;
-      multiply(x, map.rows, of(b.d_logits, i), of(map.weight, 0, c));
-      x.store(from(b.d_u, i, c));
-    });
-    for_rows(map.rows, [&](int64_t r) __attribute__((always_inline)) {
-      Panel<T, V> x;
-      multiply<Left::kColumns>(x, chunk.n, of(b.d_logits, 0, r), of(u, 0, c));
-      T block[kPanelRows * 2 * kLanes<T>];
-      x.store({block, 2 * kLanes<T>});
-      for (int64_t row = r; row < r + kPanelRows && row < map.rows; ++row) {
-        for (int64_t column = c; column < c + V * kLanes<T> && column < shape.head_dim; ++column)
-          d_weight[row * shape.head_dim + column] += block[(row - r) * 2 * kLanes<T> + column - c];
-      }
-    });
-  });
+void map_gradients(const HeadShape& shape, const Chunk<T>& chunk, const BackwardScratch<T>& b,
+                   const Map<T>& map, Matrix<T> u, T* d_weight, T* d_bias) {
+  for_columns<T>(
+      shape.head_dim, [&]<unsigned V>(int64_t c) __attribute__((always_inline)) {
+        for_rows(
+            chunk.n, [&](int64_t i) __attribute__((always_inline)) {
+              Panel<T, V> x;
+              multiply(x, map.rows, of(b.d_logits, i), of(map.weight, 0, c));
+              x.store(from(b.d_u, i, c));
+            });
+        for_rows(
+            map.rows, [&](int64_t r) __attribute__((always_inline)) {
+              Panel<T, V> x;
+              multiply<Left::kColumns>(x, chunk.n, of(b.d_logits, 0, r), of(u, 0, c));
+              T block[kPanelRows * 2 * kLanes<T>];
+              x.store({block, 2 * kLanes<T>});
+              for (int64_t row = r; row < r + kPanelRows && row < map.rows; ++row) {
+                for (int64_t column = c; column < c + V * kLanes<T> && column < shape.head_dim;
+                     ++column)
+                  d_weight[row * shape.head_dim + column] +=
+                      block[(row - r) * 2 * kLanes<T> + column - c];
+              }
+            });
+      });
   if (d_bias == nullptr) return;
   for (int64_t i = 0; i < chunk.n; ++i) {
     for (int64_t r = 0; r < map.rows; ++r) d_bias[r] += b.d_logits.row(i)[r];
@@ -507,8 +541,9 @@ void map_gradients(const HeadShape& shape, const Chunk<T>& chunk, const Backward
 
 // Everything of a chunk that the forward pass had, with the softmax before its floor.
 template <class T, class E>
-void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
-                  const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b) {
+void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index,
+                  ChunkEnds ends, const Chunk<T>& chunk, const Scratch<T>& s,
+                  const BackwardScratch<T>& b) {
   load_gates(io.g, io.dt, chunk, s.e);
   if (shape.maps) {
     s.map_q.load_weights(io.map_q);
@@ -522,14 +557,16 @@ void reload_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t 
     load_rows(io.k, chunk, shape.features, T(1), s.k);
   }
   load_rows(io.v, chunk, shape.value_dim, T(1), s.v);
-  if (!ends.zero_start) load_head_state(shape, io.borders + index * shape.state_size(), s.state, s.z);
+  if (!ends.zero_start)
+    load_head_state(shape, io.borders + index * shape.state_size(), s.state, s.z);
   chunk_scores(shape, chunk, s);
   for (int64_t j = 0; j < chunk.rows(); ++j) b.weight_end[j] = chunk.to_end[j] * chunk.beta[j];
 }
 
 // d_z at the chunk's start.
 template <class T>
-void retreat_z(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b) {
+void retreat_z(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
+               const BackwardScratch<T>& b) {
   for (int64_t f = 0; f < padded_rows<T>(shape.features); f += kLanes<T>) {
     Vector<T> x = chunk.total() * vec(b.d_z + f);
     for (int64_t i = 0; i < chunk.n; ++i) x += b.d_norm_decayed[i] * vec(s.q.row(i) + f);
@@ -537,16 +574,19 @@ void retreat_z(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& 
   }
 }
 
-// What the decays, dt and the state's ends are owed beyond the sums inside the chunk; before dS moves on.
+// What the decays, dt and the state's ends are owed beyond the sums inside the chunk; before dS
+// moves on.
 template <class T>
-T across_chunk(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s, const BackwardScratch<T>& b) {
+T across_chunk(const HeadShape& shape, const Chunk<T>& chunk, const Scratch<T>& s,
+               const BackwardScratch<T>& b) {
   const T z = shape.normalise ? dot(padded_rows<T>(shape.features), s.z, b.d_z) : T(0);
   return chunk.total() * (dot(s.state.size(shape.value_dim), s.state.data, b.d_state.data) + z);
 }
 
 template <class T, class E>
-void store_feature_gradients(const HeadShape& shape, const HeadBackward<T, E>& io, const Chunk<T>& chunk,
-                             const Scratch<T>& s, const BackwardScratch<T>& b, bool queries) {
+void store_feature_gradients(const HeadShape& shape, const HeadBackward<T, E>& io,
+                             const Chunk<T>& chunk, const Scratch<T>& s,
+                             const BackwardScratch<T>& b, bool queries) {
   const Rows<E> out = queries ? io.dq : io.dk;
   if (!shape.maps) return store(b.d_phi, chunk.first, chunk.n, shape.features, T(1), out);
   softmax_gradient(shape, chunk, io.floor, queries ? b.soft_q : b.soft_k, b.d_phi, b.d_logits);
@@ -557,8 +597,9 @@ void store_feature_gradients(const HeadShape& shape, const HeadBackward<T, E>& i
 
 // The gradients of g and dt.
 template <class T, class E>
-void store_gate_gradients(const HeadShape& shape, const HeadBackward<T, E>& io, const Chunk<T>& chunk, T across,
-                          const Scratch<T>& s, const BackwardScratch<T>& b, ChunkEnds ends) {
+void store_gate_gradients(const HeadShape& shape, const HeadBackward<T, E>& io,
+                          const Chunk<T>& chunk, T across, const Scratch<T>& s,
+                          const BackwardScratch<T>& b, ChunkEnds ends) {
   for (int64_t j = 0; j < chunk.n; ++j) {  // to_state holds to_end_j k_j . dS v_j so far
     if (shape.normalise && !ends.zero_d_end)
       b.to_state[j] += chunk.to_end[j] * dot(padded_rows<T>(shape.features), s.k.row(j), b.d_z);
@@ -566,14 +607,16 @@ void store_gate_gradients(const HeadShape& shape, const HeadBackward<T, E>& io, 
     b.to_state[j] *= chunk.beta[j];
   }
   if (io.g.data != nullptr)
-    decay_gradient(chunk, DecayGradient<T>{b.from_state, b.to_state, across, s.read}, b.range, io.dg);
+    decay_gradient(chunk, DecayGradient<T>{b.from_state, b.to_state, across, s.read}, b.range,
+                   io.dg);
   if (io.dt.data != nullptr)
-    store<T, T>({b.d_dt, 1}, 0, chunk.n, 1, T(1), {io.ddt.data + chunk.first * io.ddt.stride, io.ddt.stride});
+    store<T, T>({b.d_dt, 1}, 0, chunk.n, 1, T(1),
+                {io.ddt.data + chunk.first * io.ddt.stride, io.ddt.stride});
 }
 
 template <class T, class E>
-void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index, ChunkEnds ends,
-                    const Scratch<T>& s, const BackwardScratch<T>& b) {
+void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_t index,
+                    ChunkEnds ends, const Scratch<T>& s, const BackwardScratch<T>& b) {
   const Chunk<T> chunk = s.chunk(shape, index);
   const int64_t dv = shape.value_dim;
   reload_chunk(shape, io, index, ends, chunk, s, b);
@@ -593,12 +636,14 @@ void backward_chunk(const HeadShape& shape, const HeadBackward<T, E>& io, int64_
   score_gradients(shape, chunk, s, b);
   for_columns<T>(shape.features, [&]<unsigned V>(int64_t c) {
     const FeatureGradients<T, V> part{shape, chunk, s, b, ends, c};
-    for_rows(chunk.n, [&](int64_t i) __attribute__((always_inline)) { part.queries(i); });
+    for_rows(
+        chunk.n, [&](int64_t i) __attribute__((always_inline)) { part.queries(i); });
   });
   store_feature_gradients(shape, io, chunk, s, b, true);
   for_columns<T>(shape.features, [&]<unsigned V>(int64_t c) {
     const FeatureGradients<T, V> part{shape, chunk, s, b, ends, c};
-    for_rows(chunk.n, [&](int64_t j) __attribute__((always_inline)) { part.keys(j); });
+    for_rows(
+        chunk.n, [&](int64_t j) __attribute__((always_inline)) { part.keys(j); });
   });
   store_feature_gradients(shape, io, chunk, s, b, false);
   store_gate_gradients(shape, io, chunk, across, s, b, ends);
@@ -645,16 +690,18 @@ void backward(const HeadShape& shape, const HeadBackward<T, E>* heads, int64_t c
 
 // phi of one row, into `phi`; `logits` has room for half as many numbers.
 template <class T, class E>
-void step_features(const HeadShape& shape, const FeatureMap<T>& map, T floor, Rows<const E> row, int64_t t, Matrix<T> u,
-                   T* logits, T* phi) {
-  if (!shape.maps) return load(row, t, 1, shape.features, T(1), Matrix<T>{phi, padded<T>(shape.features)});
+void step_features(const HeadShape& shape, const FeatureMap<T>& map, T floor, Rows<const E> row,
+                   int64_t t, Matrix<T> u, T* logits, T* phi) {
+  if (!shape.maps)
+    return load(row, t, 1, shape.features, T(1), Matrix<T>{phi, padded<T>(shape.features)});
   load(row, t, 1, shape.head_dim, T(1), u);
   const int64_t n = shape.features / 2;
   for (int64_t r = 0; r < n; ++r) {
     const T* weight = map.weight + r * shape.head_dim;
     Vector<T> sums = {};
     int64_t c = 0;
-    for (; c + kLanes<T> <= shape.head_dim; c += kLanes<T>) sums += vec(weight + c) * vec(u.data + c);
+    for (; c + kLanes<T> <= shape.head_dim; c += kLanes<T>)
+      sums += vec(weight + c) * vec(u.data + c);
     T total = sum<T>(sums) + (map.bias == nullptr ? T(0) : map.bias[r]);
     for (; c < shape.head_dim; ++c) total += weight[c] * u.data[c];
     logits[r] = total;
@@ -663,9 +710,11 @@ void step_features(const HeadShape& shape, const FeatureMap<T>& map, T floor, Ro
   for (int64_t f = 0; f < shape.features; ++f) phi[f] = phi[f] < floor ? floor : phi[f];
 }
 
-// One token: S and, as its last column, z. v has a 1 behind its value_dim numbers where there is a z.
+// One token: S and, as its last column, z. v has a 1 behind its value_dim numbers where there is a
+// z.
 template <class T>
-void step_token(const HeadShape& shape, const T* q, const T* k, T e, T dt, const T* v, const T* in, T* out, T* read) {
+void step_token(const HeadShape& shape, const T* q, const T* k, T e, T dt, const T* v, const T* in,
+                T* out, T* read) {
   const int64_t columns = shape.state_row();
   for (int64_t c = 0; c < columns; ++c) read[c] = 0;
   for (int64_t f = 0; f < shape.features; ++f) {
@@ -690,7 +739,8 @@ void step(const HeadShape& shape, const HeadForward<T, E>& io, T* scratch) {
   T* const out = io.state_out != nullptr ? io.state_out : own.s.all;
   const T* in = io.state_in;
   if (in == nullptr || shape.tokens == 0) {
-    for (int64_t i = 0; i < shape.state_size() && in != out; ++i) out[i] = in == nullptr ? T(0) : in[i];
+    for (int64_t i = 0; i < shape.state_size() && in != out; ++i)
+      out[i] = in == nullptr ? T(0) : in[i];
     in = out;
   }
   for (int64_t t = 0; t < shape.tokens; ++t, in = out) {

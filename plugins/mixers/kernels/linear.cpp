@@ -13,4 +13,8 @@ const Kernels& kernels() {
   return best;
 }
 
+int64_t heads_at_once(const HeadShape& shape, int64_t heads, int64_t sequences, int threads) {
+  return graft::kernels::heads_at_once(shape.features * shape.value_dim, heads, sequences, threads);
+}
+
 }  // namespace graft::linear

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "feature_map.h"
-#include "linear_scan.h"
+#include "hedgehog_attention.h"
 
 namespace graft::mixers {
 namespace {
@@ -48,26 +47,14 @@ struct Call {
     return heads_first(u, heads);
   }
 
-  // [kv_heads,...] -> [heads,...]
-  at::Tensor for_each_query_head(const at::Tensor& u) const {
-    const int64_t group = o.heads / o.kv_heads;
-    return group == 1 ? u : u.repeat_interleave(group, 0);
-  }
-
-  // phi of queries or keys [heads,B,T,head_dim]: [heads*B,T,features]
-  at::Tensor features(const std::string& name, at::Tensor u, int64_t heads) const {
+  // Queries or keys [heads,B,T,head_dim] as the feature maps read them, [B,T,heads,head_dim].
+  at::Tensor positioned(const std::string& name, at::Tensor u) const {
     if (o.qk_norm) u = rms_norm(u, inner(name + "_norm.weight"), o.qk_norm_eps);
-    u = rotate(u, rotation);
-    if (heads != o.heads) u = for_each_query_head(u);
-    const std::string map = "feature_map_" + name;
-    const int64_t batch = tokens.x.size(0), length = tokens.x.size(1);
-    return hedgehog_features(u.reshape({o.heads, batch * length, o.head_dim}),
-                             inner(map + ".weight"), inner(map + ".bias"), o.feature_floor)
-        .view({o.heads * batch, length, o.features()});
+    return rotate(u, rotation).permute({1, 2, 0, 3});
   }
 };
 
-// How strongly a token is written, and the log decay before it; [heads*B,T], undefined: 1 and 0.
+// How strongly a token is written, and the log decay before it; [B,T,heads], undefined: 1 and 0.
 struct Dynamics {
   at::Tensor write, g;
 };
@@ -76,11 +63,10 @@ Dynamics dynamics(const Call& call) {
   const LinearBlockOptions& o = call.o;
   const at::Tensor& x = call.tokens.x;
   const at::Tensor& mask = call.tokens.pad_mask;
-  const int64_t batch = x.size(0), length = x.size(1);
-  const auto rows = [&](const at::Tensor& u) {  // [B,T,heads or 1]
-    return u.permute({2, 0, 1}).expand({o.heads, batch, length}).reshape({o.heads * batch, length});
-  };
-  if (!o.decay) return {mask.defined() ? rows(mask.to(call.type).unsqueeze(-1)) : at::Tensor(), {}};
+  if (!o.decay) {
+    if (!mask.defined()) return {};
+    return {mask.to(call.type).unsqueeze(-1).expand({x.size(0), x.size(1), o.heads}), {}};
+  }
   const at::Tensor raw = project(x, call.params, "dt_proj", false).to(call.type);
   at::Tensor dt = at::softplus(raw + call.inner("dt_bias"));
   at::Tensor g = (-call.inner("A_log").exp() * dt).clamp_min(kLeastLogDecay);
@@ -89,23 +75,11 @@ Dynamics dynamics(const Call& call) {
     dt = dt.masked_fill(pads, 0);
     g = g.masked_fill(pads, 0);
   }
-  return {rows(dt), rows(g)};
+  return {dt, g};
 }
 
-// [B,H,...] <-> [H*B,...]
-at::Tensor rows_of_state(const at::Tensor& s, at::ScalarType type) {
-  return s.defined() ? s.to(type).transpose(0, 1).flatten(0, 1) : s;
-}
-
-LinearAttentionResult attend(const Call& call, const Dynamics& d, const at::Tensor& q,
-                             const at::Tensor& k, const at::Tensor& v, const at::Tensor& state) {
-  const bool decoding = q.size(1) == 1 && !at::GradMode::is_enabled();
-  return linear_attention(q, k, v, d.write, d.g, state, call.o.eps, [&](const auto&... of) {
-    return decoding ? linear_scan_step(of...) : linear_scan(of..., call.o.chunk);
-  });
-}
-
-void add_outputs(const Call& call, const at::Tensor& o_heads, LinearBlockOutput& out) {
+// o [B,T,heads,head_dim]
+void add_outputs(const Call& call, const at::Tensor& attended, LinearBlockOutput& out) {
   const LinearBlockOptions& o = call.o;
   const Tokens& tokens = call.tokens;
   // At padded tokens outputs are 0, and gradients that come in there go nowhere.
@@ -116,7 +90,7 @@ void add_outputs(const Call& call, const at::Tensor& o_heads, LinearBlockOutput&
     shape[1] = u.size(1);
     return u.masked_fill(tokens.pad_mask.logical_not().view(shape), 0);
   };
-  out.head_output = without(o_heads.permute({1, 2, 0, 3}));
+  out.head_output = without(attended);
   at::Tensor gated = out.head_output.flatten(2);
   if (o.output_gate)
     gated = gated * at::silu(project(tokens.x, call.params, "g_proj", true).to(call.type));
@@ -131,7 +105,6 @@ LinearBlockOutput linear_block(const LinearBlockInput& given, const LinearBlockO
                                const ParamSource& params) {
   Tokens tokens = without_pads(given.tokens);
   tokens.next_position = given.state.next_position;
-  const int64_t batch = tokens.x.size(0), length = tokens.x.size(1);
   Call call{tokens, o, params, inner_type(tokens.x), {}};
   LinearBlockOutput out;
   if (o.rope.exists()) {
@@ -144,19 +117,17 @@ LinearBlockOutput linear_block(const LinearBlockInput& given, const LinearBlockO
   const at::Tensor k = call.stream("k", o.kv_heads, state.k_tail, out.state.k_tail);
   const at::Tensor v = call.stream("v", o.kv_heads, state.v_tail, out.state.v_tail);
   const Dynamics d = dynamics(call);
-  const auto by_token = [&](const at::Tensor& rows) {
-    return rows.view({o.heads, batch, length}).permute({1, 2, 0});
-  };
   if (o.decay) {
-    out.g = by_token(d.g);
-    out.dt = by_token(d.write);
+    out.g = d.g;
+    out.dt = d.write;
   }
-  const LinearAttentionResult r =
-      attend(call, d, call.features("q", q, o.heads), call.features("k", k, o.kv_heads),
-             call.for_each_query_head(v).reshape({o.heads * batch, length, o.head_dim}),
-             rows_of_state(state.s, call.type));
-  out.state.s = r.state.reshape({o.heads, batch, o.features(), o.head_dim + 1}).transpose(0, 1);
-  add_outputs(call, r.o.reshape({o.heads, batch, length, o.head_dim}), out);
+  const HedgehogAttentionResult r = hedgehog_attention(
+      {call.positioned("q", q), call.positioned("k", k), v.permute({1, 2, 0, 3}),
+       call.inner("feature_map_q.weight"), call.inner("feature_map_q.bias"),
+       call.inner("feature_map_k.weight"), call.inner("feature_map_k.bias"), d.g, d.write,
+       state.s.defined() ? state.s.to(call.type) : state.s, o.feature_floor, o.eps, o.chunk});
+  out.state.s = r.state;
+  add_outputs(call, r.o, out);
   return out;
 }
 

@@ -12,10 +12,8 @@
 #include <vector>
 
 #include "core/checkpoint/safetensors.h"
-#include "feature_map.h"
+#include "hedgehog_attention_reference.h"
 #include "linear_block.h"
-#include "linear_scan.h"
-#include "linear_scan_reference.h"
 #include "mixer_testing.h"
 
 namespace graft::mixers {
@@ -66,45 +64,43 @@ std::vector<GoldenCase> cases(const std::string& mixer) {
   return out;
 }
 
-// [1,T,H,...] -> [H,T,...]
-at::Tensor rows(const at::Tensor& u) { return u.transpose(1, 2)[0]; }
-at::Tensor from_rows(const at::Tensor& u) { return u.unsqueeze(0).transpose(1, 2); }
-
 struct Result {
   std::map<std::string, at::Tensor> outputs;  // in the layout of the file
 };
 
+using Attend = std::function<HedgehogAttentionResult(const HedgehogAttention&)>;
+
 // One case on leaves of the file's own names.
 Result run(const GoldenCase& c, const std::map<std::string, at::Tensor>& in, double floor,
-           double eps, const Scan& scan) {
+           double eps, const Attend& attend) {
   const auto type = in.at("Wq").scalar_type();
-  const auto features = [&](const char* of, const char* weight, const char* bias) {
-    return hedgehog_features(rows(in.at(of)).to(type), in.at(weight), in.at(bias), floor);
-  };
-  const at::Tensor phi_q = features("q", "Wq", "bq"), phi_k = features("k", "Wk", "bk");
-  at::Tensor state, write, g;
+  HedgehogAttention args;
+  args.q = in.at("q").to(type);
+  args.k = in.at("k").to(type);
+  args.v = in.at("v").to(type);
+  args.weight_q = in.at("Wq");
+  args.bias_q = in.at("bq");
+  args.weight_k = in.at("Wk");
+  args.bias_k = in.at("bk");
+  args.floor = floor;
+  args.eps = eps;
   if (in.contains("S0"))
-    state = at::cat({in.at("S0"), in.at("z0").unsqueeze(2)}, 2)[0].transpose(1, 2);
-  if (in.contains("g")) g = rows(in.at("g"));
+    args.state = at::cat({in.at("S0"), in.at("z0").unsqueeze(2)}, 2).transpose(2, 3);
+  if (in.contains("g")) args.g = in.at("g");
   if (in.contains("dt")) {
-    write = rows(in.at("dt"));
-    g = -in.at("A_log").exp().unsqueeze(1) * write;
+    args.write = in.at("dt");
+    args.g = -in.at("A_log").exp() * args.write;
   }
-  const LinearAttentionResult r =
-      linear_attention(phi_q, phi_k, rows(in.at("v")).to(type), write, g, state, eps, scan);
-  const at::Tensor s = r.state.transpose(1, 2).unsqueeze(0);  // [1,H,Dv+1,2D]
+  const HedgehogAttentionResult r = attend(args);
+  const at::Tensor s = r.state.transpose(2, 3);  // [1,H,Dv+1,2D]
   Result out;
-  out.outputs["o"] = from_rows(r.o);
+  out.outputs["o"] = r.o;
   const int64_t dim = s.size(2) - 1;
   if (c.mixer == "hedgehog") {
     out.outputs["S_final"] = s.narrow(2, 0, dim);
     out.outputs["z_final"] = s.select(2, dim);
-    out.outputs["phi_q"] = from_rows(phi_q);
-    out.outputs["phi_k"] = from_rows(phi_k);
   } else {
     out.outputs["S_final"] = s;
-    out.outputs["C"] = from_rows(phi_q);
-    out.outputs["B"] = from_rows(phi_k);
   }
   return out;
 }
@@ -122,9 +118,9 @@ std::map<std::string, at::Tensor> inputs(const GoldenCase& c, at::ScalarType typ
 }
 
 void check(const GoldenCase& c, at::ScalarType type, double tolerance, const std::string& what,
-           const Scan& scan) {
+           const Attend& attend) {
   const auto in = inputs(c, type);
-  const Result r = run(c, in, /*floor=*/0, c.eps(), scan);
+  const Result r = run(c, in, /*floor=*/0, c.eps(), attend);
   int compared = 0;
   for (const auto& [name, got] : r.outputs) {
     if (!c.has(name)) continue;
@@ -172,18 +168,25 @@ TEST(LinearGolden, ReferenceAndChunkedFormEqualEveryCaseWithAllGradients) {
   for (const char* mixer : {"hedgehog", "hedgemamba"}) {
     for (const GoldenCase& c : cases(mixer)) {
       const std::string name = c.mixer + " " + c.name;
-      check(c, at::kDouble, 1e-11, name + " reference f64", linear_scan_reference);
+      check(c, at::kDouble, 1e-11, name + " reference f64", hedgehog_attention_reference);
       if (!c.float64_only())
-        check(c, at::kFloat, 2e-5, name + " reference f32", linear_scan_reference);
-      for (const int64_t chunk : {1, 16, 64}) {
-        const Scan scan = [&](const auto&... of) { return linear_scan(of..., chunk); };
-        const std::string what = name + " chunk " + std::to_string(chunk);
-        check(c, at::kDouble, 1e-11, what + " f64", scan);
-        if (c.float64_only()) continue;
-        check(c, at::kFloat, 5e-5, what + " f32", scan);
-        // Gradients are rounded to bf16 once, at the end.
-        if (c.get("q").scalar_type() == at::kBFloat16)
-          check(c, at::kBFloat16, 1.0 / 256, what + " bf16", scan);
+        check(c, at::kFloat, 2e-5, name + " reference f32", hedgehog_attention_reference);
+      for (const char* isa : {"baseline", "avx2", "avx512"}) {
+        const linear::Kernels* set = linear::find_kernels(isa);
+        if (set == nullptr) continue;
+        for (const int64_t chunk : {1, 16, 64}) {
+          const Attend attend = [&](HedgehogAttention in) {
+            in.chunk = chunk;
+            return hedgehog_attention(in, *set);
+          };
+          const std::string what = name + " " + isa + " chunk " + std::to_string(chunk);
+          check(c, at::kDouble, 1e-11, what + " f64", attend);
+          if (c.float64_only()) continue;
+          check(c, at::kFloat, 5e-5, what + " f32", attend);
+          // Gradients are rounded to bf16 once, at the end.
+          if (c.get("q").scalar_type() == at::kBFloat16)
+            check(c, at::kBFloat16, 1.0 / 256, what + " bf16", attend);
+        }
       }
     }
   }
@@ -195,8 +198,8 @@ TEST(LinearGolden, LargeInputsInFloat32AreWeightedMeansWithFiniteGradients) {
   const GoldenCase c{"hedgehog", "large_inputs_T65"};
   const LinearBlockOptions defaults;
   const auto in = inputs(c, at::kFloat);
-  const Scan scan = [](const auto&... of) { return linear_scan(of..., 64); };
-  const Result r = run(c, in, defaults.feature_floor, defaults.eps, scan);
+  const Result r = run(c, in, defaults.feature_floor, defaults.eps,
+                       [](const HedgehogAttention& args) { return hedgehog_attention(args); });
   const at::Tensor o = r.outputs.at("o"), v = in.at("v");
   EXPECT_TRUE(o.isfinite().all().item<bool>());
   const at::Tensor highest = std::get<0>(v.cummax(1)), lowest = std::get<0>(v.cummin(1));
@@ -220,7 +223,7 @@ TEST(LinearGolden, TheFeatureMapAlone) {
     std::vector<at::Tensor> in;
     for (const char* name : {"x", "W", "b"})
       in.push_back(c.get(name).to(type).detach().requires_grad_(true));
-    const at::Tensor phi = from_rows(hedgehog_features(rows(in[0]), in[1], in[2], 0));
+    const at::Tensor phi = hedgehog_features(in[0], in[1], in[2], 0);
     EXPECT_LE(error(phi, c.get("phi")), tolerance);
     const auto grads = torch::autograd::grad({phi}, in, {c.get("cot_phi").to(type)});
     for (std::size_t i = 0; i < in.size(); ++i) {
