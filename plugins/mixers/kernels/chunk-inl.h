@@ -34,8 +34,8 @@ GRAFT_INLINE Vector<T> flushed_all(const Vector<T>& x) {
   return x < VectorOf<T>::kSmallestNormal ? Vector<T>{} : x;
 }
 
-// Columns of D, a vector of them at a time, from the top: each row is the one above it times e. Above the diagonal it is 0
-// from the first row of a column panel on.
+// Columns of D, a vector of them at a time, from the top: each row is the one above it times e.
+// Above the diagonal it is 0 from the first row of a column panel on.
 template <class T>
 void fill_decay(const Chunk<T>& chunk, const T* e) {
   Vector<T> lane;

@@ -39,20 +39,25 @@ struct Map {
 };
 
 template <class T>
-inline T largest(int64_t n, const T* x) {
-  T most = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const T size = x[i] < 0 ? -x[i] : x[i];
+inline T largest_size(int64_t n, const T* x) {
+  Vector<T> most = {};
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) {
+    const Vector<T> size = vec(x + i) < T(0) ? -vec(x + i) : vec(x + i);
     most = size > most ? size : most;
   }
-  return most;
+  T all = largest<T>(most);
+  for (; i < n; ++i) {
+    const T size = x[i] < 0 ? -x[i] : x[i];
+    all = size > all ? size : all;
+  }
+  return all;
 }
 
 // [exp(z - m), exp(-z - m)] / their sum into out [2 n], m = max |z|.
 template <class T>
 void softmax_of_both_signs(int64_t n, const T* z, T* out) {
-  const T most = largest(n, z);
-  T total = 0;
+  const T most = largest_size(n, z);
   int64_t i = 0;
   Vector<T> sums = {};
   for (; i + kLanes<T> <= n; i += kLanes<T>) {
@@ -61,14 +66,26 @@ void softmax_of_both_signs(int64_t n, const T* z, T* out) {
     vec(out + n + i) = minus;
     sums += plus + minus;
   }
-  total = sum<T>(sums);
+  T total = sum<T>(sums);
   for (; i < n; ++i) {
     out[i] = VectorOf<T>::exp(z[i] - most);
     out[n + i] = VectorOf<T>::exp(-z[i] - most);
     total += out[i] + out[n + i];
   }
   const T share = T(1) / total;
-  for (i = 0; i < 2 * n; ++i) out[i] *= share;
+  for (i = 0; i + kLanes<T> <= 2 * n; i += kLanes<T>) vec(out + i) *= share;
+  for (; i < 2 * n; ++i) out[i] *= share;
+}
+
+// out = max(in, floor), n numbers
+template <class T>
+inline void raise_to(int64_t n, T floor, const T* in, T* out) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) {
+    const Vector<T> x = vec(in + i);
+    vec(out + i) = x < floor ? Vector<T>{} + floor : x;
+  }
+  for (; i < n; ++i) out[i] = in[i] < floor ? floor : in[i];
 }
 
 // W u + b of a chunk's rows, padded, into z.
@@ -97,7 +114,7 @@ void features(const HeadShape& shape, const Chunk<T>& chunk, const Map<T>& map, 
     T *p = soft.row(i), *out = phi.row(i);
     if (i < chunk.n) {
       softmax_of_both_signs(map.rows, z.row(i), p);
-      for (int64_t c = 0; c < shape.features; ++c) out[c] = p[c] < floor ? floor : p[c];
+      raise_to(shape.features, floor, p, out);
     }
     for (int64_t c = i < chunk.n ? shape.features : 0; c < phi.ld; ++c) p[c] = out[c] = 0;
   }
@@ -496,12 +513,19 @@ void softmax_gradient(const HeadShape& shape, const Chunk<T>& chunk, T floor, Ma
   for (int64_t i = 0; i < chunk.rows(); ++i) {
     const T* p = soft.row(i);
     T *d = d_phi.row(i), *out = d_logits.row(i);
-    T mean = 0;
-    for (int64_t c = 0; c < shape.features; ++c) {
-      d[c] = i < chunk.n && p[c] >= floor ? d[c] : T(0);
+    int64_t c = 0;
+    Vector<T> products = {};
+    for (; c + kLanes<T> <= shape.features; c += kLanes<T>) {
+      const Vector<T> kept = vec(p + c) >= floor ? vec(d + c) : Vector<T>{};
+      vec(d + c) = kept;
+      products += vec(p + c) * kept;
+    }
+    T mean = sum<T>(products);
+    for (; c < shape.features; ++c) {
+      d[c] = p[c] >= floor ? d[c] : T(0);
       mean += p[c] * d[c];
     }
-    for (int64_t c = 0; c < n; ++c) out[c] = p[c] * (d[c] - mean) - p[n + c] * (d[n + c] - mean);
+    for (c = 0; c < n; ++c) out[c] = p[c] * (d[c] - mean) - p[n + c] * (d[n + c] - mean);
     for (int64_t c = n; c < d_logits.ld; ++c) out[c] = 0;
   }
 }
@@ -707,7 +731,7 @@ void step_features(const HeadShape& shape, const FeatureMap<T>& map, T floor, Ro
     logits[r] = total;
   }
   softmax_of_both_signs(n, logits, phi);
-  for (int64_t f = 0; f < shape.features; ++f) phi[f] = phi[f] < floor ? floor : phi[f];
+  raise_to(shape.features, floor, phi, phi);
 }
 
 // One token: S and, as its last column, z. v has a 1 behind its value_dim numbers where there is a

@@ -72,11 +72,30 @@ inline const Vector<T>& vec(const T* p) {
   return *reinterpret_cast<const Vector<T>*>(p);
 }
 
+// The lanes by `combine`, in halves: every lane ends up with all of them.
+template <class T, class Combine>
+[[gnu::always_inline]] inline Vector<T> folded(Vector<T> v, const Combine& combine) {
+  typedef typename VectorOf<T>::Lane Lane;
+  typedef Lane Lanes __attribute__((vector_size(GRAFT_VECTOR_BYTES)));
+#pragma GCC unroll 4
+  for (int64_t d = kLanes<T> / 2; d > 0; d /= 2) {
+    Lanes partner;
+    for (int64_t lane = 0; lane < kLanes<T>; ++lane) partner[lane] = static_cast<Lane>(lane ^ d);
+    v = combine(v, __builtin_shuffle(v, partner));
+  }
+  return v;
+}
 template <class T>
-inline T sum(const Vector<T>& v) {
-  T total = 0;
-  for (int64_t lane = 0; lane < kLanes<T>; ++lane) total += v[lane];
-  return total;
+[[gnu::always_inline]] inline T sum(const Vector<T>& v) {
+  return folded<T>(
+      v, [](const Vector<T>& a, const Vector<T>& b)
+             __attribute__((always_inline)) { return Vector<T>(a + b); })[0];
+}
+template <class T>
+[[gnu::always_inline]] inline T largest(const Vector<T>& v) {
+  return folded<T>(
+      v, [](const Vector<T>& a, const Vector<T>& b)
+             __attribute__((always_inline)) { return Vector<T>(a > b ? a : b); })[0];
 }
 
 // Rows are padded by zeros to whole vectors.
