@@ -5,6 +5,7 @@
 """
 import collections
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,13 @@ def group_counts(tests):
         counts = groups.setdefault(t["test"].split(".")[0], collections.Counter())
         counts[t["verdict"]] += 1
     return groups
+
+
+def shortened(row, most=160):
+    """A table's row with the long lists in its last cell cut."""
+    cells = [re.sub(r"\s+", " ", cell).strip() for cell in row.strip("| ").split(" | ")]
+    last = cells[-1] if len(cells[-1]) <= most else cells[-1][:most].rsplit(" ", 1)[0] + " ..."
+    return "| " + " | ".join(cells[:-1] + [last]) + " |"
 
 
 def main():
@@ -62,7 +70,7 @@ def main():
     caught = sum("NOT CAUGHT" not in line for line in table[1:])
     lines += ["", "## The mutants", "", f"Plugins that are broken on purpose, {caught} of {len(table) - 1} caught by the test that is meant for each",
               "(sdk/conformance/mutants; `conformance_mutants_test`).", ""]
-    lines += table[:1] + ["|-|-|-|-|"] + table[1:]
+    lines += table[:1] + ["|-|-|-|-|"] + [shortened(row) for row in table[1:]]
     text = "\n".join(lines).replace(str(ROOT) + "/", "") + "\n"
     (ROOT / "docs/conformance-results.md").write_text(text)
     print(f"{len(reports)} plugins, {sum(r['fail'] for r in reports.values())} failures, {caught} of {len(table) - 1} mutants caught")

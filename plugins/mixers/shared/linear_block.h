@@ -4,7 +4,7 @@
 //
 //   q, k, v = x W_q^T, x W_k^T, x W_v^T       then per stream: short conv, (q, k:) RMSNorm, RoPE
 //   (the conv is u + conv(u): weights of 0 pass its input on)
-//   C, B    = phi_q(q), phi_k(k)                                   per query head (feature_map.h)
+//   C, B    = phi_q(q), phi_k(k)                                   per query head (../kernels/linear.h)
 //   dt      = softplus(x W_dt^T + dt_bias)                         [B,T,H], 1 without decay
 //   S_t     = exp(-exp(A_log) dt_t) S_{t-1} + dt_t B_t [v_t, 1]^T  without decay: the plain sum
 //   [n, z]  = S_t^T C_t;   o_t = n / (z + eps)
@@ -34,7 +34,7 @@ struct LinearBlockOptions {
   int64_t short_conv = 0;  // width; 0 = none
   bool conv_bias = false;
   bool decay = false, output_gate = false;
-  // See hedgehog_features(). The least z of one token with dt = 1 is about 2 floor.
+  // See ../kernels/linear.h. The least z of one token with dt = 1 is about 2 floor.
   double feature_floor = 1e-12;
   // Keeps z + eps above 0 where nothing was written (dt = 0); far below what one token writes, so
   // that the weights of the values sum to 1.
