@@ -312,6 +312,7 @@ void forward_chunk(const HeadShape& shape, const HeadForward<T, E>& io, int64_t 
     ValueColumns<T, V>{shape, chunk, s, v, o, zero_state, c}.run();
   });
   finish_panels(o, s.o, chunk, dv, io.o);
+  if (io.o_kept.data != nullptr) store(o, chunk.first, chunk.n, dv, T(1), io.o_kept);
 }
 
 template <class T, class E>

@@ -66,6 +66,8 @@ struct HeadForward {
   // phi_q(q_t) + eps (`normalise`).
   T* borders = nullptr;
   Rows<T> norm;
+  Rows<T> o_kept;  // o before it is rounded to E, for the backward of a `normalise`; absent where E
+                   // is T: o serves
 };
 
 template <class T, class E = T>
@@ -77,7 +79,7 @@ struct HeadBackward {
   bool zero_state_in = false;  // the forward had no state_in: the first border is zero
   const T* borders = nullptr;  // as forward left them
   Rows<const T> norm;
-  Rows<const E> o;                 // what forward gave (`normalise`)
+  Rows<const T> o;                 // o_kept of forward (`normalise`)
   Rows<const E> d_o;               // absent: zero
   const T* d_state_out = nullptr;  // nullptr: zero
   Rows<E> dq, dk, dv;              // written
