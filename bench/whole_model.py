@@ -164,8 +164,8 @@ class Hostapp:
         said = self.run("--mixer", "gdn", "--init", "projection_copy", "--recipe", "none",
                         "--mixer.options.silu_v", "false", "--mixer.options.rope", "true",
                         "--mixer.options.write_gate_bias", "true", "--mixer.options.output_gate_bias", "true",
-                        "--objective", "layer_alignment", "--objective.options.loss", "l2",
-                        "--objective.options.relative", "true", "--teacher", self.args.teacher, "--text", self.args.text,
+                        "--objective", "layer_alignment", "--calibrate.objective.options.loss", "l2",
+                        "--calibrate.objective.options.relative", "true", "--teacher", self.args.teacher, "--text", self.args.text,
                         "--eval-text", self.args.held_out, "--eval.windows", 1, "--agreement.prompts", 1,
                         "--agreement.tokens", 1, "--calibrate.steps", 10, "--calibrate.tokens", 5120, "--out", out, "--force")
         for line in said.splitlines():
@@ -226,11 +226,11 @@ def main():
         if "kl" in only:
             turns("kl", args.rounds, app.kl, peer.kl, 2048)
         if "forward" in only:
-            for tokens in (512, 2048 - 64):
+            for tokens in (512, 2048):
                 ours = lambda: tokens / app.compare([tokens])[0][tokens]["prefill_tokens_per_second"]  # noqa: E731
                 turns(f"forward T={tokens}", args.rounds, ours, lambda: peer.forward(tokens), tokens)
         if "decode" in only:
-            contexts = [512, 1024, 1984]
+            contexts = [512, 2048, 8000]
             teacher, student = app.compare(contexts)
             for c in contexts:
                 fast, slow = (m[c]["decode_tokens_per_second"] for m in (student, teacher))
