@@ -26,8 +26,10 @@
 #endif
 #if defined(__CUDA_ARCH__)
 #define GRAFT_UNROLL _Pragma("unroll")
+#define GRAFT_UNROLL_LITTLE _Pragma("unroll 4")  // where more would take registers for nothing
 #else
 #define GRAFT_UNROLL
+#define GRAFT_UNROLL_LITTLE
 #endif
 
 namespace graft::cuda {
@@ -39,7 +41,9 @@ using kernels::bf16;
 inline constexpr int kChunk = 64;
 inline constexpr int kThreads = 256;
 
-GRAFT_BOTH int blocks_of(int64_t n, int64_t size) { return static_cast<int>((n + size - 1) / size); }
+GRAFT_BOTH int blocks_of(int64_t n, int64_t size) {
+  return static_cast<int>((n + size - 1) / size);
+}
 
 // Consecutive numbers that one instruction loads or stores.
 template <int N>
@@ -250,6 +254,12 @@ class DeviceBlock {
 
 struct Grid {
   int x = 1, y = 1, z = 1;
+};
+
+// What the device at hand offers, for the choice of tiles.
+struct DeviceLimits {
+  int processors = 1;
+  int shared = 48 * 1024;  // bytes of shared memory a block may have
 };
 
 }  // namespace graft::cuda

@@ -8,6 +8,30 @@
 
 namespace graft::cuda {
 
+// The chunk a block works on, and where its rows lie in what is kept for each chunk.
+struct ChunkAt {
+  int batch, head, index, n;
+  int64_t first;    // token
+  int64_t ordinal;  // among all chunks
+
+  template <class Shape>
+  GRAFT_BOTH ChunkAt(const Shape& s, int index_, int head_, int batch_)
+      : batch(batch_), head(head_), index(index_) {
+    first = static_cast<int64_t>(index) * kChunk;
+    n = static_cast<int>(s.tokens - first < kChunk ? s.tokens - first : kChunk);
+    ordinal = (static_cast<int64_t>(batch) * s.heads + head) * s.chunks() + index;
+  }
+  template <class E>
+  GRAFT_BOTH GlobalRows<E> of(const Tensor<E>& x, int width) const {
+    return x.rows(batch, head, first, n, width);
+  }
+  // Of `data` [chunks, rows, columns].
+  template <class T>
+  GRAFT_BOTH GlobalRows<T> kept(T* data, int rows, int columns) const {
+    return {data + ordinal * rows * columns, columns, rows, columns};
+  }
+};
+
 // What the gates of a chunk come to, with D_ij = e_{j+1} ... e_i, e = exp(g): running products of
 // factors in [0, 1], nothing is divided by a decay. Tokens behind the chunk's n do nothing: e and
 // weight are 0.
@@ -37,8 +61,8 @@ GRAFT_DEVICE auto gates_of(Block& block, const GatePlaces& p) {
 
 // Absent g: nothing decays; absent weight: everything is written.
 template <class Block, class Memory>
-GRAFT_DEVICE void load_gates(Block& block, GlobalRows<const float> g, GlobalRows<const float> weight,
-                             int n, const Gates<Memory>& s) {
+GRAFT_DEVICE void load_gates(Block& block, GlobalRows<const float> g,
+                             GlobalRows<const float> weight, int n, const Gates<Memory>& s) {
   block.phase([&](int t) {
     if (t >= kChunk) return;
     s.e.set(t, t < n ? (g.data == nullptr ? 1.0f : expf(g.load(t, 0))) : 0.0f);
@@ -123,18 +147,27 @@ GRAFT_DEVICE void sum_rows(Block& block, Parts& parts, Tile<Memory> room, Tile<M
   });
 }
 
-// The sum of one number of each thread, to out(0). `room` has kThreads numbers.
-template <class Block, class Memory, class Parts>
-GRAFT_DEVICE void sum_all(Block& block, Parts& parts, Tile<Memory> room, Tile<Memory> out) {
+// One number of each thread made into one, to out(0). `room` has kThreads numbers.
+template <class Block, class Memory, class Parts, class Two>
+GRAFT_DEVICE void reduce_all(Block& block, Parts& parts, Tile<Memory> room, Tile<Memory> out,
+                             const Two& two) {
   block.phase([&](int t) { room.set(t, parts[t]); });
   for (int half = kThreads / 2; half > 0; half /= 2) {
     block.phase([&](int t) {
-      if (t < half) room.set(t, room(t) + room(t + half));
+      if (t < half) room.set(t, two(room(t), room(t + half)));
     });
   }
   block.phase([&](int t) {
     if (t == 0) out.set(0, room(0));
   });
+}
+template <class Block, class Memory, class Parts>
+GRAFT_DEVICE void sum_all(Block& block, Parts& parts, Tile<Memory> room, Tile<Memory> out) {
+  reduce_all(block, parts, room, out, [](float a, float b) { return a + b; });
+}
+template <class Block, class Memory, class Parts>
+GRAFT_DEVICE void largest_of_all(Block& block, Parts& parts, Tile<Memory> room, Tile<Memory> out) {
+  reduce_all(block, parts, room, out, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // ------------------------------------------------------------------ gradients of the gates

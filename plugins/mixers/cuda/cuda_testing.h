@@ -44,7 +44,8 @@ class Arena {
   std::size_t used() const { return used_; }
 
  private:
-  static constexpr std::size_t kSize = std::size_t{512} << 20;  // pages that are not used cost nothing
+  static constexpr std::size_t kSize = std::size_t{512}
+                                       << 20;  // pages that are not used cost nothing
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
@@ -93,7 +94,8 @@ struct TestTensor {
     for (int b = 0; b < batch; ++b)
       for (int64_t t = 0; t < tokens; ++t)
         for (int h = 0; h < heads; ++h)
-          for (int c = 0; c < width; ++c) at(b, t, h, c) = stored<E>(static_cast<float>(f(b, t, h, c)));
+          for (int c = 0; c < width; ++c)
+            at(b, t, h, c) = stored<E>(static_cast<float>(f(b, t, h, c)));
   }
   Numbers head(int b, int h) const {
     Numbers out;
@@ -105,7 +107,8 @@ struct TestTensor {
     const E mark = untouched();
     for (int64_t at = 0; at < size(); ++at) {
       if (at % row() < width) continue;
-      ASSERT_EQ(std::memcmp(&data[at], &mark, sizeof(E)), 0) << what << " wrote between rows at " << at;
+      ASSERT_EQ(std::memcmp(&data[at], &mark, sizeof(E)), 0)
+          << what << " wrote between rows at " << at;
     }
   }
   static E untouched() {
@@ -117,16 +120,17 @@ struct TestTensor {
   }
 };
 
-// The largest difference over the largest number wanted; infinite where one is no number.
+// The largest difference, over the largest number wanted (at least 1: gradients that cancel to zero
+// have no size of their own); infinite where one is no number.
 inline double error(const Numbers& got, const Numbers& wanted) {
   if (got.size() != wanted.size()) return std::numeric_limits<double>::infinity();
-  double most = 0, size = 0;
+  double most = 0, size = 1;
   for (std::size_t i = 0; i < got.size(); ++i) {
     if (!std::isfinite(got[i])) return std::numeric_limits<double>::infinity();
     most = std::max(most, std::abs(got[i] - wanted[i]));
     size = std::max(size, std::abs(wanted[i]));
   }
-  return size > 0 ? most / size : most;
+  return most / size;
 }
 
 inline Numbers numbers(const float* data, int64_t n) { return {data, data + n}; }

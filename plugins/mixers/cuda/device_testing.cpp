@@ -18,12 +18,14 @@ std::string run_on_device(const Arena& arena,
   cudaStream_t stream = nullptr;
   if (problem.empty()) problem = text(cudaStreamCreate(&stream), "cudaStreamCreate");
   if (problem.empty())
-    problem = text(cudaMemcpyAsync(device, arena.data(), arena.used(), cudaMemcpyHostToDevice, stream),
-                   "copy to the device");
+    problem =
+        text(cudaMemcpyAsync(device, arena.data(), arena.used(), cudaMemcpyHostToDevice, stream),
+             "copy to the device");
   if (problem.empty()) problem = call(static_cast<std::byte*>(device) - arena.data(), stream);
   if (problem.empty())
-    problem = text(cudaMemcpyAsync(arena.data(), device, arena.used(), cudaMemcpyDeviceToHost, stream),
-                   "copy from the device");
+    problem =
+        text(cudaMemcpyAsync(arena.data(), device, arena.used(), cudaMemcpyDeviceToHost, stream),
+             "copy from the device");
   if (problem.empty()) problem = text(cudaStreamSynchronize(stream), "the kernels");
   if (stream != nullptr) cudaStreamDestroy(stream);
   cudaFree(device);

@@ -11,21 +11,21 @@ template <class E>
 std::string forward(const GdnShape& shape, const GdnForward<E>& io, void* stream) {
   if (const std::string problem = problem_of(shape, io); !problem.empty()) return problem;
   DeviceLaunch launch(stream);
-  gdn_forward_steps(shape, io, launch.limits<DeviceLimits>(), launch);
+  gdn_forward_steps(shape, io, launch.limits(), launch);
   return launch.problem();
 }
 template <class E>
 std::string backward(const GdnShape& shape, const GdnBackward<E>& io, void* stream) {
   if (const std::string problem = problem_of(shape, io); !problem.empty()) return problem;
   DeviceLaunch launch(stream);
-  gdn_backward_steps(shape, io, launch.limits<DeviceLimits>(), launch);
+  gdn_backward_steps(shape, io, launch.limits(), launch);
   return launch.problem();
 }
 template <class E>
 std::string step(const GdnShape& shape, const GdnStep<E>& io, void* stream) {
   if (const std::string problem = problem_of(shape, io); !problem.empty()) return problem;
   DeviceLaunch launch(stream);
-  gdn_step_steps(shape, io, launch.limits<DeviceLimits>(), launch);
+  gdn_step_steps(shape, io, launch.limits(), launch);
   return launch.problem();
 }
 

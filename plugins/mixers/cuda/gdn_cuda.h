@@ -2,17 +2,17 @@
 // of all heads of a batch. Plain pointers to device memory, the caller's stream, no allocation and
 // no synchronisation.
 //
-// Where the CPU takes a chunk from its gates to its outputs in one go, a device takes four steps, so
-// that all but one of them run every chunk at once. With L_ij = D_ij k_i.k_j beta_j below the
+// Where the CPU takes a chunk from its gates to its outputs in one go, a device takes four steps,
+// so that all but one of them run every chunk at once. With L_ij = D_ij k_i.k_j beta_j below the
 // diagonal, w = (I + L)^{-1} diag(p) K and err_0 = (I + L)^{-1} V,
 //
 //   1  every chunk           w, err_0
 //   2  chunk after chunk     err = err_0 - w S; S = p_n S + K^T diag(D_n beta) err
 //   3  every chunk           o_i = scale (p_i S^T q_i + sum_{j<=i} D_ij (q_i . k_j) beta_j err_j)
 //
-// Step 2 runs side by side over batch, heads and tiles of value columns. Backward mirrors it: z, the
-// gradient of v, and that of the state from the last chunk to the first, then all other gradients,
-// from the states at chunk borders.
+// Step 2 runs side by side over batch, heads and tiles of value columns. Backward mirrors it: z,
+// the gradient of v, and that of the state from the last chunk to the first, then all other
+// gradients, from the states at chunk borders.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct GdnShape {
   }
 };
 
-// Rows of E: float or bf16; everything else, and all arithmetic, is float. States are [batch, heads,
-// key_dim, value_dim], contiguous; g and beta have rows of one number.
+// Rows of E: float or bf16; everything else, and all arithmetic, is float. States are [batch,
+// heads, key_dim, value_dim], contiguous; g and beta have rows of one number.
 template <class E>
 struct GdnForward {
   Tensor<const E> q, k, v;

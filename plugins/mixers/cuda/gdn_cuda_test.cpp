@@ -67,7 +67,8 @@ struct OnDevice {
     });
   }
   template <class E>
-  std::string operator()(const Arena& arena, const GdnShape& shape, const GdnBackward<E>& io) const {
+  std::string operator()(const Arena& arena, const GdnShape& shape,
+                         const GdnBackward<E>& io) const {
     return run_on_device(arena, [&](std::ptrdiff_t shift, void* stream) {
       return gdn_backward(shape, moved(io, shift), stream);
     });
@@ -110,11 +111,14 @@ struct Problem {
   float scale = 1;
   bool state = true;
 
-  Problem(const Options& x) : shape{x.batch, x.heads, x.tokens, x.key_dim, x.value_dim}, state(x.state) {
+  Problem(const Options& x)
+      : shape{x.batch, x.heads, x.tokens, x.key_dim, x.value_dim}, state(x.state) {
     const auto rows = [&](int width) {
       return TestTensor<E>(arena, x.batch, x.tokens, x.heads, width, x.gap);
     };
-    const auto gate = [&] { return TestTensor<float>(arena, x.batch, x.tokens, x.heads, 1, x.gap); };
+    const auto gate = [&] {
+      return TestTensor<float>(arena, x.batch, x.tokens, x.heads, 1, x.gap);
+    };
     q = rows(x.key_dim), k = rows(x.key_dim), v = rows(x.value_dim), o = rows(x.value_dim);
     d_o = rows(x.value_dim), dq = rows(x.key_dim), dk = rows(x.key_dim), dv = rows(x.value_dim);
     g = gate(), beta = gate(), dg = gate(), dbeta = gate();
@@ -158,7 +162,8 @@ struct Problem {
           double sum = 1e-6;
           for (int c = 0; c < shape.key_dim; ++c) sum += std::pow(number(k.at(b, t, h, c)), 2);
           for (int c = 0; c < shape.key_dim; ++c)
-            k.at(b, t, h, c) = stored<E>(static_cast<float>(number(k.at(b, t, h, c)) / std::sqrt(sum)));
+            k.at(b, t, h, c) =
+                stored<E>(static_cast<float>(number(k.at(b, t, h, c)) / std::sqrt(sum)));
         }
   }
 
@@ -179,7 +184,8 @@ struct Problem {
     io.scale = scale;
     io.borders = borders, io.err = err, io.d_o = d_o.template tensor<const E>();
     if (state) io.d_state_out = d_state_out;
-    io.dq = dq.template tensor<E>(), io.dk = dk.template tensor<E>(), io.dv = dv.template tensor<E>();
+    io.dq = dq.template tensor<E>(), io.dk = dk.template tensor<E>(),
+    io.dv = dv.template tensor<E>();
     io.dg = dg.template tensor<float>(), io.dbeta = dbeta.template tensor<float>();
     io.d_state_in = d_state_in, io.scratch = backward_scratch;
     return io;
@@ -203,7 +209,8 @@ struct Problem {
     x.scale = scale;
     x.q = q.head(b, h), x.k = k.head(b, h), x.v = v.head(b, h), x.d_o = d_o.head(b, h);
     x.g = g.head(b, h), x.beta = beta.head(b, h);
-    x.state = state ? of_head(state_in, b, h) : Numbers(static_cast<std::size_t>(shape.state_size()));
+    x.state =
+        state ? of_head(state_in, b, h) : Numbers(static_cast<std::size_t>(shape.state_size()));
     x.d_state = state ? of_head(d_state_out, b, h) : Numbers(x.state.size());
     return gdn_plain(x);
   }
@@ -261,7 +268,8 @@ std::vector<Options> shapes() {
   return out;
 }
 
-// Devices that lead to each choice of value tiles; the last has too little shared memory for states.
+// Devices that lead to each choice of value tiles; the last has too little shared memory for
+// states.
 constexpr DeviceLimits kDevices[] = {{1, 99 * 1024}, {3, 163 * 1024}, {132, 227 * 1024}};
 
 template <class E, class Where>
@@ -299,8 +307,10 @@ TEST(GdnCudaOnHost, StatesThatSharedMemoryCannotHoldAreKeptInGlobalMemory) {
 // Threads of a phase in any order: a barrier that is missing shows as a different result, if the
 // executor has not found it before.
 TEST(GdnCudaOnHost, TheOrderOfThreadsAndBlocksDoesNotMatter) {
-  for (const Options& options : {Options{2, 2, 150, 40, 72, 0, true, -1, true, true}, Options{1, 1, 65, 70, 33, 1}}) {
-    for (const DeviceLimits& device : {kDevices[0], kDevices[1], kDevices[2], DeviceLimits{1, 72 * 1024}}) {
+  for (const Options& options :
+       {Options{2, 2, 150, 40, 72, 0, true, -1, true, true}, Options{1, 1, 65, 70, 33, 1}}) {
+    for (const DeviceLimits& device :
+         {kDevices[0], kDevices[1], kDevices[2], DeviceLimits{1, 72 * 1024}}) {
       std::vector<std::byte> first;
       for (const Order order : {Order::kForward, Order::kReverse, Order::kShuffled}) {
         Problem<float> x(options);
@@ -317,7 +327,8 @@ TEST(GdnCudaOnHost, TheOrderOfThreadsAndBlocksDoesNotMatter) {
 // numbers, rounded once.
 template <class Where>
 void expect_bf16_rounded_once(const Where& where) {
-  for (const Options& options : {Options{1, 2, 130, 32, 64, 0}, Options{2, 1, 65, 20, 12, 4, false, -2, true, true}}) {
+  for (const Options& options :
+       {Options{1, 2, 130, 32, 64, 0}, Options{2, 1, 65, 20, 12, 4, false, -2, true, true}}) {
     Problem<bf16> narrow(options);
     Problem<float> wide(options);
     narrow.randomise(options, 11);
@@ -325,14 +336,19 @@ void expect_bf16_rounded_once(const Where& where) {
     const auto copy = [](const TestTensor<bf16>& from, TestTensor<float>& to) {
       to.fill([&](int b, int64_t t, int h, int c) { return number(from.at(b, t, h, c)); });
     };
-    copy(narrow.q, wide.q), copy(narrow.k, wide.k), copy(narrow.v, wide.v), copy(narrow.d_o, wide.d_o);
+    copy(narrow.q, wide.q), copy(narrow.k, wide.k), copy(narrow.v, wide.v),
+        copy(narrow.d_o, wide.d_o);
     run(where, narrow, options.text());
     run(where, wide, options.text());
     const std::pair<const TestTensor<bf16>*, const TestTensor<float>*> rows[] = {
-        {&narrow.o, &wide.o}, {&narrow.dq, &wide.dq}, {&narrow.dk, &wide.dk}, {&narrow.dv, &wide.dv}};
+        {&narrow.o, &wide.o},
+        {&narrow.dq, &wide.dq},
+        {&narrow.dk, &wide.dk},
+        {&narrow.dv, &wide.dv}};
     for (const auto& [got, exact] : rows)
       for (int64_t i = 0; i < got->size(); ++i)
-        ASSERT_EQ(got->data[i].bits, stored<bf16>(exact->data[i]).bits) << options.text() << " " << i;
+        ASSERT_EQ(got->data[i].bits, stored<bf16>(exact->data[i]).bits)
+            << options.text() << " " << i;
     for (int b = 0; b < options.batch; ++b)
       for (int h = 0; h < options.heads; ++h) {
         EXPECT_EQ(narrow.of_head(narrow.state_out, b, h), wide.of_head(wide.state_out, b, h));
@@ -377,7 +393,8 @@ template <class E, class Where>
 void expect_steps_right(const Where& where, double tolerance) {
   unsigned seed = 50;
   for (const int64_t tokens : {0, 1, 3}) {
-    for (const auto& [dk, dv, gap] : {std::tuple(64, 64, 0), {33, 17, 3}, {128, 128, 0}, {5, 70, 1}, {300, 40, 0}}) {
+    for (const auto& [dk, dv, gap] :
+         {std::tuple(64, 64, 0), {33, 17, 3}, {128, 128, 0}, {5, 70, 1}, {300, 40, 0}}) {
       for (const bool state : {true, false}) {
         const Options options{2, 2, tokens, dk, dv, gap, state, -1, false, seed % 2 == 0};
         Problem<E> x(options);
@@ -396,7 +413,8 @@ void expect_steps_right(const Where& where, double tolerance) {
         GdnStep<E> io = in_place.step();
         io.state_out = in_place.state_in;
         ASSERT_EQ(where(in_place.arena, in_place.shape, io), "");
-        EXPECT_EQ(in_place.of_head(in_place.state_in, 1, 1), x.of_head(x.state_out, 1, 1)) << options.text();
+        EXPECT_EQ(in_place.of_head(in_place.state_in, 1, 1), x.of_head(x.state_out, 1, 1))
+            << options.text();
       }
     }
   }
@@ -409,7 +427,8 @@ TEST(GdnCudaOnHost, StepsAreThePlainRecurrence) {
 // ------------------------------------------------------------------ golden vectors
 
 template <class E, class Where>
-void check_golden(const Golden& golden, const std::string& name, const Where& where, double tolerance) {
+void check_golden(const Golden& golden, const std::string& name, const Where& where,
+                  double tolerance) {
   const auto key = [&](const char* tensor) { return name + "." + tensor; };
   const auto q_shape = golden.shape(key("q")), v_shape = golden.shape(key("v"));
   Options options;
@@ -422,15 +441,18 @@ void check_golden(const Golden& golden, const std::string& name, const Where& wh
     std::size_t at = 0;
     rows.fill([&](auto...) { return stored[at++]; });
   };
-  fill(x.q, "q"), fill(x.k, "k"), fill(x.v, "v"), fill(x.g, "g"), fill(x.beta, "beta"), fill(x.d_o, "cot_o");
+  fill(x.q, "q"), fill(x.k, "k"), fill(x.v, "v"), fill(x.g, "g"), fill(x.beta, "beta"),
+      fill(x.d_o, "cot_o");
   const auto state = [&](const char* tensor) {
     return swapped(golden.get(key(tensor)), options.value_dim, options.key_dim);
   };
   const auto put = [](const Numbers& from, float* to) {
-    std::transform(from.begin(), from.end(), to, [](double number) { return static_cast<float>(number); });
+    std::transform(from.begin(), from.end(), to,
+                   [](double number) { return static_cast<float>(number); });
   };
   const bool has_state = golden.has(key("S0"));
-  put(has_state ? state("S0") : Numbers(static_cast<std::size_t>(x.shape.states_size())), x.state_in);
+  put(has_state ? state("S0") : Numbers(static_cast<std::size_t>(x.shape.states_size())),
+      x.state_in);
   put(state("cot_S_final"), x.d_state_out);
   run(where, x, name);
 
@@ -500,7 +522,8 @@ TEST(GdnCudaCalls, WhatIsMissingOrOutOfRangeIsNamed) {
   EXPECT_EQ(problem_of(x.shape, step), "gdn_step: `state_out` is null; it must be given");
   GdnShape shape = x.shape;
   shape.heads = 70000;
-  EXPECT_EQ(problem_of(shape, x.forward()), "gdn_forward: `heads` is 70000; it goes from 1 to 65535");
+  EXPECT_EQ(problem_of(shape, x.forward()),
+            "gdn_forward: `heads` is 70000; it goes from 1 to 65535");
 }
 
 TEST(GdnCudaCalls, WithoutADeviceTheLauncherSaysSo) {
@@ -545,10 +568,12 @@ TEST(HostExecutor, FindsWhatADeviceWouldNotForgive) {
   EXPECT_EQ(complaint(Fault::kNone), "");
   EXPECT_EQ(complaint(Fault::kUnwritten),
             "phase 2: thread 9 reads float 9 of shared memory, which nobody wrote");
-  EXPECT_EQ(complaint(Fault::kRace),
-            "phase 2: thread 1 writes float 1 of shared memory, which thread 0 read in the same phase");
-  EXPECT_EQ(complaint(Fault::kOutside),
-            "phase 2: thread 3 writes float 256 of shared memory, outside of the 256 that the block has");
+  EXPECT_EQ(
+      complaint(Fault::kRace),
+      "phase 2: thread 1 writes float 1 of shared memory, which thread 0 read in the same phase");
+  EXPECT_EQ(
+      complaint(Fault::kOutside),
+      "phase 2: thread 3 writes float 256 of shared memory, outside of the 256 that the block has");
   EXPECT_EQ(complaint(Fault::kUnaligned),
             "phase 2: thread 3 reads float 2 of shared memory, as a pack of 4 that is not aligned");
   EXPECT_THROW(HostLaunch(512, Order::kForward)(Broken{Fault::kNone}), std::logic_error);

@@ -11,39 +11,6 @@
 
 namespace graft::cuda {
 
-// The chunk a block works on, and where its rows lie in what is kept for each chunk.
-struct ChunkAt {
-  int batch, head, index, n;
-  int64_t first;    // token
-  int64_t ordinal;  // among all chunks
-
-  GRAFT_BOTH ChunkAt(const GdnShape& s, int index_, int head_, int batch_)
-      : batch(batch_), head(head_), index(index_) {
-    first = static_cast<int64_t>(index) * kChunk;
-    n = static_cast<int>(s.tokens - first < kChunk ? s.tokens - first : kChunk);
-    ordinal = (static_cast<int64_t>(batch) * s.heads + head) * s.chunks() + index;
-  }
-  template <class E>
-  GRAFT_BOTH GlobalRows<E> of(const Tensor<E>& x, int width) const {
-    return x.rows(batch, head, first, n, width);
-  }
-  // Of `data` [chunks, rows, columns].
-  template <class T>
-  GRAFT_BOTH GlobalRows<T> kept(T* data, int rows, int columns) const {
-    return {data + ordinal * rows * columns, columns, rows, columns};
-  }
-};
-
-// Staging for one product.
-struct StagingPlaces {
-  Place left, left_inner, right;
-
-  GRAFT_BOTH explicit StagingPlaces(Carver& carve)
-      : left(carve.matrix(kChunk, kInner)), right(carve.matrix(kInner, kChunk)) {
-    left_inner = {left.at, right.ld};  // [kInner, 64], in the same place
-  }
-};
-
 // ------------------------------------------------------------------ forward
 
 // Per chunk: w [64, key_dim] and, for each token, p and D_n beta.
@@ -104,9 +71,9 @@ struct GdnPrepare {
  private:
   // out = inverse diag(factor) rows
   template <class Block, class Memory, class Row, class Factor, class X>
-  GRAFT_DEVICE static void multiply_inverse(Block& block, Tile<Memory> inverse, Tile<Memory> staging,
-                                            GlobalRows<Row> rows, Factor factor,
-                                            GlobalRows<float> out, X& x) {
+  GRAFT_DEVICE static void multiply_inverse(Block& block, Tile<Memory> inverse,
+                                            Tile<Memory> staging, GlobalRows<Row> rows,
+                                            Factor factor, GlobalRows<float> out, X& x) {
     for (int first = 0; first < out.columns; first += kChunk) {
       block.phase([&](int t) { x[t] = {}; });
       accumulate<Left::kByRow, 4>(block, resident<Left::kByRow>(inverse),
@@ -116,7 +83,8 @@ struct GdnPrepare {
   }
 };
 
-// 16 * Columns value columns of a head, chunk after chunk. kShared: the state lies in shared memory.
+// 16 * Columns value columns of a head, chunk after chunk. kShared: the state lies in shared
+// memory.
 template <class E, int Columns, bool kShared>
 struct GdnStates {
   GdnShape shape;
@@ -142,7 +110,8 @@ struct GdnStates {
     const Places places(shape.key_dim);
     const int first = block.x() * kWidth, dk = shape.key_dim, dv = shape.value_dim;
     const int64_t head = static_cast<int64_t>(block.z()) * shape.heads + block.y();
-    const auto state_in = io.state_in == nullptr ? GlobalRows<const float>{} : rows_of(io.state_in, head);
+    const auto state_in =
+        io.state_in == nullptr ? GlobalRows<const float>{} : rows_of(io.state_in, head);
     const auto state = tile(block, places.state);
     const auto start = [&](int i, int j, float x) {
       if constexpr (kShared) {
@@ -163,9 +132,10 @@ struct GdnStates {
         advance(block, places, chunk, SharedState<typename Block::Memory>{state});
       } else {
         const bool last = index + 1 == shape.chunks();
-        const auto next = !last ? ChunkAt(shape, index + 1, block.y(), block.z()).kept(io.borders, dk, dv)
-                          : io.state_out == nullptr ? GlobalRows<float>{}
-                                                    : rows_of(io.state_out, head);
+        const auto next =
+            !last ? ChunkAt(shape, index + 1, block.y(), block.z()).kept(io.borders, dk, dv)
+            : io.state_out == nullptr ? GlobalRows<float>{}
+                                      : rows_of(io.state_out, head);
         advance(block, places, chunk,
                 BorderState<kWidth, typename Block::Memory>{tile(block, places.staging.right),
                                                             border, next, first});
@@ -354,9 +324,9 @@ struct GdnReverse {
  private:
   // out = left^T diag(factor) rows
   template <class Block, class Memory, class Row, class Factor, class X>
-  GRAFT_DEVICE static void multiply_transposed(Block& block, Tile<Memory> left, Tile<Memory> staging,
-                                               GlobalRows<Row> rows, Factor factor,
-                                               GlobalRows<float> out, X& x) {
+  GRAFT_DEVICE static void multiply_transposed(Block& block, Tile<Memory> left,
+                                               Tile<Memory> staging, GlobalRows<Row> rows,
+                                               Factor factor, GlobalRows<float> out, X& x) {
     for (int first = 0; first < out.columns; first += kChunk) {
       block.phase([&](int t) { x[t] = {}; });
       accumulate<Left::kByInner, 4>(block, resident<Left::kByInner>(left),
@@ -451,7 +421,8 @@ struct GdnStateGradients {
                             const State& state) const {
     const int first = block.x() * kWidth, dk = shape.key_dim, dv = shape.value_dim;
     const auto left = tile(block, places.staging.left), right = tile(block, places.staging.right);
-    const auto left_inner = tile(block, places.staging.left_inner), decayed_z = tile(block, places.z);
+    const auto left_inner = tile(block, places.staging.left_inner),
+               decayed_z = tile(block, places.z);
     const auto from_start = tile(block, places.from_start);
     block.phase([&](int t) {
       if (t < kChunk) from_start.set(t, chunk.kept(in.from_start, kChunk, 1).load(t, 0));
@@ -541,7 +512,8 @@ struct GdnGradients {
   // With E_ij = d_o_i . err_j and F_ij = -z_i . err_j: the gradients of q_i.k_j and k_i.k_j, D E
   // beta_j and D F beta_j, and, in the place of D, the X_ij / beta_j of GateGradient.
   template <class Block>
-  GRAFT_DEVICE void score_gradients(Block& block, const Places& places, const ChunkAt& chunk) const {
+  GRAFT_DEVICE void score_gradients(Block& block, const Places& places,
+                                    const ChunkAt& chunk) const {
     const auto gates = gates_of(block, places.gates);
     const auto left = tile(block, places.staging.left), right = tile(block, places.staging.right);
     const auto d_read = tile(block, places.d_read), d_write = tile(block, places.d_write);
@@ -609,11 +581,11 @@ struct GdnGradients {
     block.phase([&](int t) { store_sums(t, x[t], chunk.of(io.dq, shape.key_dim), 0, first); });
   }
 
-  // dk_i = -p_i S z_i + D_ni beta_i dS err_i + sum_{j<i} d_write_ij k_j + sum_{j>i} d_write_ji k_j +
-  // scale sum_{j>=i} d_read_ji q_j
+  // dk_i = -p_i S z_i + D_ni beta_i dS err_i + sum_{j<i} d_write_ij k_j + sum_{j>i} d_write_ji k_j
+  // + scale sum_{j>=i} d_read_ji q_j
   template <class Block, class Parts>
-  GRAFT_DEVICE void key_gradients(Block& block, const Places& places, const ChunkAt& chunk, int first,
-                                  Parts& from_state, Parts& to_state) const {
+  GRAFT_DEVICE void key_gradients(Block& block, const Places& places, const ChunkAt& chunk,
+                                  int first, Parts& from_state, Parts& to_state) const {
     const auto gates = gates_of(block, places.gates);
     const auto left = tile(block, places.staging.left), right = tile(block, places.staging.right);
     const auto d_read = tile(block, places.d_read), d_write = tile(block, places.d_write);
@@ -621,10 +593,11 @@ struct GdnGradients {
     const int dk = shape.key_dim, dv = shape.value_dim;
     using Factor = ByRow<typename Block::Memory>;
     typename Block::template PerThread<Sums<4>> x(block), y(block);
-    accumulate<Left::kByRow, 4>(block,
-                                by_row(left, chunk.kept(static_cast<const float*>(in.z), kChunk, dv),
-                                       Factor{gates.from_start, -1}),
-                                transposed(right, chunk.kept(io.borders, dk, dv), first), dv, x);
+    accumulate<Left::kByRow, 4>(
+        block,
+        by_row(left, chunk.kept(static_cast<const float*>(in.z), kChunk, dv),
+               Factor{gates.from_start, -1}),
+        transposed(right, chunk.kept(io.borders, dk, dv), first), dv, x);
     accumulate<Left::kByRow, 4>(
         block, by_row(left, chunk.kept(io.err, kChunk, dv), Factor{gates.to_end}),
         transposed(right, chunk.kept(static_cast<const float*>(in.d_borders), dk, dv), first), dv,
@@ -659,7 +632,7 @@ struct GdnStepTokens {
   struct Places {
     Carver carve;
     Place q, k, seen = carve.matrix(kParts, kWidth), read = carve.matrix(kParts, kWidth),
-                   q_k = carve.row(1), room = carve.row(kThreads), u = carve.row(kWidth);
+                q_k = carve.row(1), room = carve.row(kThreads), u = carve.row(kWidth);
     GRAFT_BOTH explicit Places(int key_dim) : q(carve.row(key_dim)), k(carve.row(key_dim)) {}
   };
   Grid grid() const { return {blocks_of(shape.value_dim, kWidth), shape.heads, shape.batch}; }
@@ -667,7 +640,8 @@ struct GdnStepTokens {
 
   template <class Block>
   GRAFT_DEVICE void operator()(Block& block) const {
-    const int64_t at = (static_cast<int64_t>(block.z()) * shape.heads + block.y()) * shape.state_size();
+    const int64_t at =
+        (static_cast<int64_t>(block.z()) * shape.heads + block.y()) * shape.state_size();
     const float* in = io.state_in == nullptr ? nullptr : io.state_in + at;
     float* const out = io.state_out + at;
     for (int64_t token = 0; token < shape.tokens; ++token, in = out) step(block, token, in, out);
@@ -743,17 +717,13 @@ struct GdnStepTokens {
 
 // ------------------------------------------------------------------ in order
 
-// What the device at hand offers, for the choice of tiles.
-struct DeviceLimits {
-  int processors = 1;
-  int shared = 48 * 1024;  // bytes of shared memory a block may have
-};
-
 // Calls f(Columns, shared) as constants: value tiles as wide as leave a block for every processor,
 // with the state in shared memory if that is enough.
 template <template <class, int, bool> class Kernel, class E, class F>
 void with_value_tiles(const GdnShape& shape, const DeviceLimits& device, const F& f) {
-  const auto blocks = [&](int width) { return shape.all_heads() * blocks_of(shape.value_dim, width); };
+  const auto blocks = [&](int width) {
+    return shape.all_heads() * blocks_of(shape.value_dim, width);
+  };
   const auto fits = [&](int floats) {
     return floats * static_cast<int>(sizeof(float)) <= device.shared;
   };

@@ -13,9 +13,9 @@ using Numbers = std::vector<double>;
 struct GdnPlainInput {
   std::size_t tokens = 0, key_dim = 0, value_dim = 0;
   double scale = 1;
-  Numbers q, k, v;      // [tokens, dim]
-  Numbers g, beta;      // [tokens]
-  Numbers state;        // [key_dim, value_dim]
+  Numbers q, k, v;       // [tokens, dim]
+  Numbers g, beta;       // [tokens]
+  Numbers state;         // [key_dim, value_dim]
   Numbers d_o, d_state;  // cotangents
 };
 

@@ -21,7 +21,8 @@ enum class Order { kForward, kReverse, kShuffled };
 
 class SharedMemory {
  public:
-  explicit SharedMemory(int floats) : numbers_(static_cast<std::size_t>(floats)), marks_(numbers_.size()) {}
+  explicit SharedMemory(int floats)
+      : numbers_(static_cast<std::size_t>(floats)), marks_(numbers_.size()) {}
 
   void start_block() {
     std::fill(marks_.begin(), marks_.end(), Mark{});
@@ -37,7 +38,8 @@ class SharedMemory {
     for (int i = 0; i < N; ++i) {
       Mark& mark = marks_[static_cast<std::size_t>(at + i)];
       if (mark.written == 0) fail("reads", at + i, "which nobody wrote");
-      if (mark.written == phase_ && mark.writer != thread_) fail_race("reads", at + i, mark.writer, "wrote");
+      if (mark.written == phase_ && mark.writer != thread_)
+        fail_race("reads", at + i, mark.writer, "wrote");
       mark.reader = mark.read == phase_ && mark.reader != thread_ ? kSeveral : thread_;
       mark.read = phase_;
       out.at[i] = numbers_[static_cast<std::size_t>(at + i)];
@@ -49,8 +51,10 @@ class SharedMemory {
     check_place(at, N, "writes");
     for (int i = 0; i < N; ++i) {
       Mark& mark = marks_[static_cast<std::size_t>(at + i)];
-      if (mark.written == phase_ && mark.writer != thread_) fail_race("writes", at + i, mark.writer, "wrote");
-      if (mark.read == phase_ && mark.reader != thread_) fail_race("writes", at + i, mark.reader, "read");
+      if (mark.written == phase_ && mark.writer != thread_)
+        fail_race("writes", at + i, mark.writer, "wrote");
+      if (mark.read == phase_ && mark.reader != thread_)
+        fail_race("writes", at + i, mark.reader, "read");
       mark.writer = thread_;
       mark.written = phase_;
       numbers_[static_cast<std::size_t>(at + i)] = x.at[i];
@@ -70,12 +74,13 @@ class SharedMemory {
   }
   [[noreturn]] void fail_race(const char* does, int at, int other, const char* did) const {
     fail(does, at,
-         "which " + (other == kSeveral ? "several threads" : "thread " + std::to_string(other)) + " " +
-             did + " in the same phase");
+         "which " + (other == kSeveral ? "several threads" : "thread " + std::to_string(other)) +
+             " " + did + " in the same phase");
   }
   [[noreturn]] void fail(const char* does, int at, const std::string& why) const {
-    throw std::logic_error("phase " + std::to_string(phase_) + ": thread " + std::to_string(thread_) +
-                           " " + does + " float " + std::to_string(at) + " of shared memory, " + why);
+    throw std::logic_error("phase " + std::to_string(phase_) + ": thread " +
+                           std::to_string(thread_) + " " + does + " float " + std::to_string(at) +
+                           " of shared memory, " + why);
   }
 
   std::vector<float> numbers_;
@@ -139,7 +144,8 @@ class HostLaunch {
   void operator()(const Kernel& kernel) {
     const int bytes = kernel.shared() * static_cast<int>(sizeof(float));
     if (bytes > shared_bytes_)
-      throw std::logic_error("a block wants " + std::to_string(bytes) + " bytes of shared memory; the device has " +
+      throw std::logic_error("a block wants " + std::to_string(bytes) +
+                             " bytes of shared memory; the device has " +
                              std::to_string(shared_bytes_));
     most_shared_ = std::max(most_shared_, bytes);
     SharedMemory shared(kernel.shared());

@@ -24,10 +24,7 @@ class DeviceLaunch {
     attribute(device, cudaDevAttrMultiProcessorCount, processors_);
     attribute(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_);
   }
-  template <class Limits>
-  Limits limits() const {
-    return {processors_, shared_};
-  }
+  DeviceLimits limits() const { return {processors_, shared_}; }
 
   template <class Kernel>
   void operator()(const Kernel& kernel) {
@@ -40,8 +37,9 @@ class DeviceLaunch {
                  ": run heads of this size on the CPU";
       return;
     }
-    if (!check(cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute"))
+    if (!check(
+            cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+            "cudaFuncSetAttribute"))
       return;
     run<Kernel><<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                        static_cast<unsigned>(grid.z)),
@@ -52,11 +50,13 @@ class DeviceLaunch {
 
  private:
   void attribute(int device, cudaDeviceAttr which, int& value) {
-    if (problem_.empty()) check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    if (problem_.empty())
+      check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
   }
   bool check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return true;
-    problem_ = std::string(what) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
+    problem_ =
+        std::string(what) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
     return false;
   }
 

@@ -39,8 +39,8 @@ GRAFT_DEVICE void multiply(int thread, const Tile& left, const Tile& right, int 
     Pack<4> a[4];
     GRAFT_UNROLL
     for (int r = 0; r < 4; ++r)
-      a[r] = kLeft == Left::kByRow ? left.template pack<4>(i + r, k)
-                                   : left.template pack<4>(k + r, i);
+      a[r] =
+          kLeft == Left::kByRow ? left.template pack<4>(i + r, k) : left.template pack<4>(k + r, i);
     GRAFT_UNROLL
     for (int step = 0; step < 4; ++step) {
       const Pack<Columns> b = right.template pack<Columns>(k + step, j);
@@ -53,6 +53,16 @@ GRAFT_DEVICE void multiply(int thread, const Tile& left, const Tile& right, int 
     }
   }
 }
+
+// Staging for one product.
+struct StagingPlaces {
+  Place left, left_inner, right;
+
+  GRAFT_BOTH explicit StagingPlaces(Carver& carve)
+      : left(carve.matrix(kChunk, kInner)), right(carve.matrix(kInner, kChunk)) {
+    left_inner = {left.at, right.ld};  // [kInner, 64], in the same place
+  }
+};
 
 // ------------------------------------------------------------------ operands
 
@@ -182,8 +192,7 @@ GRAFT_DEVICE void accumulate(Block& block, const LeftOperand& left, const RightO
       left.stage(t, k);
       right.stage(t, k);
     });
-    block.phase(
-        [&](int t) { multiply<kLeft, Columns>(t, left.at(k), right.at(k), kInner, x[t]); });
+    block.phase([&](int t) { multiply<kLeft, Columns>(t, left.at(k), right.at(k), kInner, x[t]); });
   }
 }
 

@@ -1,6 +1,6 @@
-// Where a block keeps the state that it takes from chunk to chunk: in shared memory where the device
-// has enough, else in global memory, at the chunks' borders, where it goes anyway. The second is
-// slower and takes any number of keys.
+// Where a block keeps the state that it takes from chunk to chunk: in shared memory where the
+// device has enough, else in global memory, at the chunks' borders, where it goes anyway. The
+// second is slower and takes any number of keys.
 #pragma once
 
 #include "products.h"
@@ -30,8 +30,8 @@ struct BorderState {
 // Columns [first, first + width) of a state that may be absent (zero) to another, by all threads.
 // f(i, j, x) gets every element, those of rows up to `rows` too that the state lacks, as zeros.
 template <class Block, class F>
-GRAFT_DEVICE void for_state(Block& block, GlobalRows<const float> in, int rows, int first, int width,
-                            const F& f) {
+GRAFT_DEVICE void for_state(Block& block, GlobalRows<const float> in, int rows, int first,
+                            int width, const F& f) {
   block.phase([&](int t) {
     for (int at = t; at < rows * width; at += kThreads) {
       const int i = at / width, j = at % width;
